@@ -11,20 +11,25 @@ Its rules, which name what they find:
 - PW-7: a session that says that it has not moved was served by one replica.
 - PW-8: a group that is cancelled is cancelled whole.
 - PW-9: once replicas have come back, each gets requests again.
-- PW-11: a request runs on no replica that lacks the latest update, and no incarnation gets one twice.
 - PW-10: requests of one priority go in the order in which they were made, as far as one replica runs them together.
+- PW-11: items of a stream come in order, none missing and none twice; all of them before its end, or its own error.
+- PW-12: when the block of a stream is left, its generator has ended, unless its replica has not acknowledged in time.
+- PW-13: a stream that has given an item does not start again.
+- PW-14: a generator is at most the window ahead of its consumer.
+- PW-15: a request runs on no replica that lacks the latest update, and no incarnation gets one twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import attrs
 import trio
 
 import trimesh
-from trimesh import Actor, Backoff, Overloaded, ProcDied, RemoteCancelled, Restart, endpoint
+from trimesh import Actor, Backoff, Overloaded, ProcDied, RemoteCancelled, Restart, Unresponsive, endpoint, limits
 from trimesh.service import Paused, open_pool
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
@@ -35,8 +40,21 @@ CALLERS = 12
 REQUESTS = 4
 """Of each caller."""
 
+WINDOW = 2
+"""Items that a stream may be ahead."""
+
 HEALED = Restart("one_for_one", intensity=10_000, period=60, backoff=Backoff(0.5, cap=1))
-STATES = ("a replica has died", "a request was made again", "the queue was full", "a request was aborted", "a move")
+STATES = (
+    "a replica has died",
+    "a request was made again",
+    "the queue was full",
+    "a request was aborted",
+    "a move",
+    "a stream was made again",
+    "a stream was left early",
+    "a replica has died in a stream",
+    "a stream was aborted",
+)
 
 
 @attrs.define(eq=False)
@@ -51,6 +69,10 @@ class Ledger:
     leaving: set[int] = attrs.field(factory=set[int])
     groups: dict[str, set[int]] = attrs.field(factory=dict[str, set[int]])
     version: int = 0
+    generating: set[tuple[int, int]] = attrs.field(factory=set[tuple[int, int]])
+    late: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
+    replicas: dict[int, int] = attrs.field(factory=dict[int, int])
+    given: dict[int, int] = attrs.field(factory=dict[int, int])
 
     def breach(self, rule: str, text: str) -> None:
         self.breaches.append(f"{rule}: {text}")
@@ -61,28 +83,42 @@ class Ledger:
         self.order.append(number)
         if self.is_quiet:
             self.breach("PW-3", f"request {number} starts inside of a pause")
+        if self.given.get(number):
+            self.breach("PW-13", f"stream {number} starts again after {self.given[number]} items")
+
+    def generate(self, number: int, place: int) -> None:
+        """Note that a generator makes an item."""
+        if self.is_quiet:
+            self.breach("PW-3", f"stream {number} goes on inside of a pause")
+        if place > self.given.get(number, 0) + WINDOW + 1:  # the one that it makes, and one on its way
+            self.breach("PW-14", f"stream {number} makes item {place}, and {self.given.get(number, 0)} were given")
 
 
 LEDGERS: list[Ledger] = []
 """Of the run; the last one is the current."""
 
+SERIALS = itertools.count()
+"""Numbers of replicas: one that is restarted has another."""
+
 
 class Replica(Actor):
     def __init__(self) -> None:
+        self.serial = next(SERIALS)
+        LEDGERS[-1].replicas[trimesh.current_rank()] = self.serial
         self.version = 0
 
     @endpoint(group="updates")
     async def load(self, version: int, seconds: float) -> None:
         await trio.sleep(seconds)
         if self.version >= version:
-            LEDGERS[-1].breach("PW-11", f"update {version} follows {self.version}")
+            LEDGERS[-1].breach("PW-15", f"update {version} follows {self.version}")
         self.version = version
 
     @endpoint(concurrency=CONCURRENCY, group="work")
     async def once(self, number: int, seconds: float, *, is_bad: bool) -> int:
         LEDGERS[-1].start(number)
         if self.version < LEDGERS[-1].version:
-            LEDGERS[-1].breach("PW-11", f"request {number} runs on a replica with update {self.version}")
+            LEDGERS[-1].breach("PW-15", f"request {number} runs on a replica with update {self.version}")
         await trio.sleep(seconds)
         if is_bad:
             raise ValueError(number)
@@ -91,6 +127,27 @@ class Replica(Actor):
     @endpoint(concurrency=CONCURRENCY, group="work", idempotent=True)
     async def again(self, number: int, seconds: float, *, is_bad: bool) -> int:
         return await Replica.once(self, number, seconds, is_bad=is_bad)
+
+    @endpoint(concurrency=CONCURRENCY, group="work")
+    async def items_once(self, number: int, seconds: float, count: int, *, is_bad: bool) -> AsyncGenerator[int, None]:
+        ledger = LEDGERS[-1]
+        ledger.start(number)
+        ledger.generating.add((number, self.serial))
+        try:
+            await trio.sleep(3 * seconds)
+            for place in range(count):
+                await trio.sleep(seconds)
+                ledger.generate(number, place)
+                yield place
+            if is_bad:
+                raise ValueError(number)
+        finally:
+            ledger.generating.discard((number, self.serial))
+
+    @endpoint(concurrency=CONCURRENCY, group="work", idempotent=True)
+    async def items_again(self, number: int, seconds: float, count: int, *, is_bad: bool) -> AsyncGenerator[int, None]:
+        async for place in Replica.items_once(self, number, seconds, count, is_bad=is_bad):
+            yield place
 
 
 @attrs.define(eq=False)
@@ -107,8 +164,11 @@ class Caller:
             dice = self.chaos.draw("request", self.name, step)
             number = self.name * 1_000 + step
             await trio.sleep(dice.uniform(0, 1))
-            if dice.random() < 0.2:
+            kind = dice.random()
+            if kind < 0.2:
                 await self.converse(number, dice)
+            elif kind < 0.55:
+                await self.read(self.pool, number, dice)
             else:
                 await self.ask(self.pool, number, dice)
 
@@ -155,6 +215,8 @@ class Caller:
                 return "aborted"
             case RemoteCancelled(reason="group"):
                 return "cancelled"
+            case Unresponsive():
+                return "abandoned"
             case ProcDied():
                 self.chaos.sometimes("a replica has died")
                 if is_idempotent or not error.maybe_executed:
@@ -163,6 +225,63 @@ class Caller:
             case _:
                 self.ledger.breach("PW-1", f"request {number} has failed by {error!r}")
                 return "unknown"
+
+    async def read(self, pool: Any, number: int, dice: Any) -> str:
+        """Read a stream: to its end or not, quickly or not."""
+        is_idempotent, is_bad = dice.random() < 0.5, dice.random() < 0.1
+        group, priority = dice.choice(["red", "blue"]), dice.choice([0, 0, 1])
+        some = pool.options(priority=priority, cost=dice.uniform(0.5, 2), group=group)
+        verb = some.stream.items_again if is_idempotent else some.stream.items_once
+        limit = dice.uniform(0.1, 3) if dice.random() < 0.2 else 1_000.0
+        count, leaves_after = dice.randrange(8), dice.randrange(8) if dice.random() < 0.3 else 1_000
+        pause = dice.uniform(0, 1.5) if dice.random() < 0.3 else 0.0
+        members = self.ledger.groups.setdefault(group, set())
+        members.add(number)
+        found: list[int] = []
+        outcome, left_at = "left", 0.0
+        try:
+            with trio.move_on_after(limit) as scope:
+                async with verb(number, dice.uniform(0, 0.4), count, is_bad=is_bad) as items:
+                    try:
+                        await trio.sleep(pause)
+                        async for item in items:
+                            found.append(item)
+                            self.ledger.given[number] = len(found)
+                            if len(found) > leaves_after:
+                                self.chaos.sometimes("a stream was left early")
+                                break
+                        else:
+                            outcome = "value"
+                    finally:
+                        left_at = trio.current_time()
+            if scope.cancelled_caught and limit == 1_000.0:
+                self.ledger.breach("PW-1", f"stream {number} was never served")
+        except Exception as error:  # noqa: BLE001 - judged
+            outcome = self.judge(error, number, is_idempotent=is_idempotent and not found, is_bad=is_bad)
+        finally:
+            members.discard(number)
+        if outcome == "value" and is_bad:
+            self.ledger.breach("PW-1", f"stream {number} has ended without its error")
+        self.check_stream(number, found, count, outcome, is_idempotent=is_idempotent, left_at=left_at)
+        return outcome
+
+    def check_stream(
+        self, number: int, found: list[int], count: int, outcome: str, *, is_idempotent: bool, left_at: float
+    ) -> None:
+        ledger = self.ledger
+        if found != list(range(len(found))) or (outcome in ("value", "bad") and len(found) != count):
+            ledger.breach("PW-11", f"stream {number} of {count} items gave {found}, then {outcome}")
+        if left_at and trio.current_time() - left_at < limits.STALLED_ACK_SECONDS:  # else it was abandoned
+            ledger.late += [one for one in ledger.generating if one[0] == number]
+        starts = ledger.starts.get(number, 0)
+        if starts > 1:
+            self.chaos.sometimes("a stream was made again")
+            if not is_idempotent:
+                ledger.breach("PW-2", f"stream {number} has started {starts} times")
+        if outcome == "died":
+            self.chaos.sometimes("a replica has died in a stream")
+        elif outcome == "aborted":
+            self.chaos.sometimes("a stream was aborted")
 
     async def converse(self, number: int, dice: Any) -> None:
         async with self.pool.session(f"session {number}") as session:
@@ -272,10 +391,16 @@ async def serves_again(pool: Any, ledger: Ledger) -> None:
 def counts_close(pool: Any, ledger: Ledger) -> None:
     found = pool.statistics()
     over = found.succeeded + found.failed + found.cancelled + found.refused
-    idle = not (found.running or found.queued or found.arriving or found.queued_bytes or found.is_paused)
+    idle = not (
+        found.running or found.reading or found.queued or found.arriving or found.queued_bytes or found.is_paused
+    )
     loads = [(one.running, one.cost) for one in found.replicas]
     if found.made != over or not idle or any(load != (0, 0.0) for load in loads):
         ledger.breach("PW-5", f"counts do not close: {found}")
+    # A killed process runs no clean-up, so only those count that are the same to the end.
+    going = {one for one in (*ledger.late, *ledger.generating) if one[1] in ledger.replicas.values()}
+    if going:
+        ledger.breach("PW-12", f"generators of streams that were left went on: {going}")
 
 
 async def pool_workload(mesh: Any, chaos: Any, *, is_elastic: bool = False) -> None:
@@ -286,6 +411,13 @@ async def pool_workload(mesh: Any, chaos: Any, *, is_elastic: bool = False) -> N
     plan = chaos.plan(kill=2, lag=1, slow=1, delay=1, every=(0.5, 4), max_down=1)
     elastic: dict[str, Any] = {"along": "gpus", "procs": mesh} if is_elastic else {}
     pools = open_pool(replicas, concurrency=CONCURRENCY, queue=QUEUE, **elastic)
+    with trimesh.configured(stream_window=WINDOW):
+        await work_on(pools, chaos, plan, ledger)
+    if ledger.breaches:
+        raise AssertionError(ledger.breaches[0])
+
+
+async def work_on(pools: Any, chaos: Any, plan: Any, ledger: Ledger) -> None:
     async with pools as pool, trio.open_nursery() as nursery:
         nursery.start_soon(sample, pool, ledger)
         async with chaos.safety(plan, duration=3_000), trio.open_nursery() as work:
@@ -297,8 +429,6 @@ async def pool_workload(mesh: Any, chaos: Any, *, is_elastic: bool = False) -> N
             await order_holds(pool, ledger)
         counts_close(pool, ledger)
         nursery.cancel_scope.cancel()
-    if ledger.breaches:
-        raise AssertionError(ledger.breaches[0])
 
 
 def run_schedule(seed: int, body: Callable[..., Any] = pool_workload) -> SeededOutcome:
