@@ -499,6 +499,16 @@ POOL_TRIES: Final = 8
 """Replicas that one request is given to at most, as one after the other dies."""
 POOL_LOOK_SECONDS: Final = 0.1
 """Interval of polling a replica that is down: an idle replica waits that much longer for work."""
+POOL_LATENCIES: Final = 512
+"""Latencies of the last requests of a pool that its percentiles are of: 25 lie above the 95th."""
+POOL_LATENCY_SECONDS: Final = 60.0
+"""Age of such a latency at most: older ones are of another load."""
+AUTOSCALE_SECONDS: Final = 1.0
+"""Interval at which `autoscale` samples the load where `every=` is left out."""
+AUTOSCALE_GROW_SECONDS: Final = 3.0
+"""Time for which a load must need more replicas where `grow_after=` is left out: longer than a burst."""
+AUTOSCALE_SHRINK_SECONDS: Final = 60.0
+"""Time for which it must need fewer where `shrink_after=` is left out: replicas of a model take as long to start."""
 SERVICE_REMOTE_CALLS: Final = 1_024
 """Calls of other processes that a pool, slots or a replay buffer serve at once; more wait in their mailboxes."""
 REPLAY_BYTES: Final = 1 << 30

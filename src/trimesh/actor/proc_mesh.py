@@ -405,6 +405,10 @@ class ProcMesh(MakesTensors, Shaped):
         region = await in_trio(members.changes.resize)(label, size)
         return self._seen(region)
 
+    def check_resize(self, label: str, size: int) -> None:
+        """Raise what `resize` would raise for this dimension and size before it changes anything."""
+        self._own_members("resize a mesh in the process that owns it").changes.check(label, size)
+
     def membership(self) -> AbstractAsyncContextManager[AsyncIterator[MembershipView]]:
         """Read the members of this mesh: `async with procs.membership() as views: async for view in views: ...`.
 

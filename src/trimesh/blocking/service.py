@@ -81,6 +81,7 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
 
     options = returns_face(calls_here(service.Pool[Any].options))
     paused = enters(service.Pool[Any].paused, "a pause of {0!r}")
+    autoscale = enters(service.Pool[Any].autoscale, "autoscaling of {0!r}")
     resize = waits(service.Pool[Any].resize)
     cancel = calls_in_trio(service.Pool[Any].cancel)
     cancel_all = calls_in_trio(service.Pool[Any].cancel_all)

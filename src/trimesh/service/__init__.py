@@ -13,6 +13,7 @@ from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession, PoolStati
 from trimesh.service.pool.replicas import Health
 from trimesh.service.pool.streams import PoolStream
 from trimesh.service.replay import ReplayBuffer, ReplayStatistics, open_replay
+from trimesh.service.scaling import Latency, Requests
 from trimesh.service.slots import Lease, Slots, SlotStatistics, open_slots
 from trimesh.service.store import Store, StoreStatistics, open_store
 
@@ -20,6 +21,7 @@ __all__ = [
     "Adaptive",
     "Affinity",
     "Health",
+    "Latency",
     "Lease",
     "LeastLoaded",
     "Overloaded",
@@ -32,6 +34,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayStatistics",
     "ReplicaStatistics",
+    "Requests",
     "RoundRobin",
     "SlotStatistics",
     "Slots",

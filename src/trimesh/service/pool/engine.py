@@ -38,6 +38,7 @@ from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
 from trimesh.service.pool import streams
 from trimesh.service.pool.updates import Updates
+from trimesh.service.scaling import Latencies
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
 """Errors of a call that mean the end of its replica, if their origin is there."""
@@ -124,6 +125,8 @@ class PoolEngine:
         is_closed: Whether its block is being left.
         sick: Indices of replicas that fail their health check.
         change_size: Resizes the mesh, if the pool was opened with `procs=`.
+        check_size: Raises if the mesh could not have a size; None as above.
+        latencies: Latencies of the last requests that returned, with their time in the queue.
         on_new: Called with the index of each new replica.
         reading: Number of streams whose generation has ended while their consumer reads on.
         nursery: Nursery of the pool's block.
@@ -143,6 +146,8 @@ class PoolEngine:
         self.calls: dict[PoolCall, None] = {}
         self.is_closed = False
         self.change_size: Callable[[int], Awaitable[None]] | None = None
+        self.check_size: Callable[[int], None] | None = None
+        self.latencies = Latencies()
         self.on_new: Callable[[int], object] = lambda _: None
         self.sick: set[int] = set()
         self.reading = 0
@@ -156,6 +161,7 @@ class PoolEngine:
     async def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Any:
         """Run an endpoint on one replica; see `Pool`."""
         call = self.begin(name, args, kwargs, options)
+        made = trio.current_time()
         try:
             with call.scope:
                 admitted = self.admit(call, options)
@@ -163,6 +169,8 @@ class PoolEngine:
                     await admitted.wait()
                 result = await self._run_somewhere(call)
                 self.counts.succeeded += 1
+                now = trio.current_time()
+                self.latencies.add(now, now - made)
                 return result
             assert call.error is not None
             raise call.error

@@ -25,10 +25,12 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch import Adaptive, ByFunction, Dispatcher, LeastLoaded, PoolRoute
 from trimesh.service.owner_calls import hand_over
+from trimesh.service.pool.autoscaling import Autoscaling
 from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull
 from trimesh.service.pool.replicas import ElasticReplicas, Health, Rolling
 from trimesh.service.pool.streams import FrontItems, PoolItems, PoolStream
 from trimesh.service.pool.updates import Updates
+from trimesh.service.scaling import ScaleBy, Scaler
 
 if TYPE_CHECKING:
     from trimesh.blocking import calls as blocking
@@ -87,6 +89,9 @@ class PoolStatistics:
         is_paused: Whether `paused` holds the queue.
         replicas: Statistics of all replicas.
         reading: Streams whose generator has ended, in whose block the consumer still is.
+        p50: Seconds that half of the last requests took at most, with their time in the queue; None without any.
+        p95: The same of 95 of 100; both are of at most `limits.POOL_LATENCIES` requests that returned within
+            `limits.POOL_LATENCY_SECONDS`.
     """
 
     made: int
@@ -103,6 +108,8 @@ class PoolStatistics:
     is_paused: bool
     replicas: tuple[ReplicaStatistics, ...]
     reading: int
+    p50: float | None
+    p95: float | None
 
 
 class PoolEndpoint(Generic[P, R]):
@@ -298,6 +305,45 @@ class Pool(Generic[A]):
         engine = self._owned()
         await in_trio(engine.resize)(replicas)
 
+    def autoscale(
+        self,
+        least: int,
+        most: int,
+        *,
+        by: ScaleBy,
+        every: float = limits.AUTOSCALE_SECONDS,
+        grow_after: float = limits.AUTOSCALE_GROW_SECONDS,
+        shrink_after: float = limits.AUTOSCALE_SHRINK_SECONDS,
+    ) -> AbstractAsyncContextManager[None]:
+        """Resize the pool by its load while the body runs: `async with pool.autoscale(1, 8, by=Requests(8)):`.
+
+        The pool was opened with `procs=`; see `resize` for what happens to its processes. It grows at once to the size
+        that a load of `grow_after` seconds has needed all the time, and shrinks to the largest one that the last
+        `shrink_after` seconds have needed; both periods begin anew with each change. A size that soon proves too small
+        is tried again after twice that time, at most 16 times. Leaving the block keeps the size.
+
+        Growing that fails is logged, leaves the pool as it is, and is tried again after `shrink_after`. A load that
+        returns stops a shrinking that still waits for requests.
+
+        Args:
+            least: Smallest number of replicas, at least 1.
+            most: Greatest number.
+            by: `Requests(n)` for n requests of a replica, running or waiting; `Latency(seconds)` for the 95th
+                percentile; or a function from `PoolStatistics` to a number of replicas, not rounded, which must not
+                wait.
+            every: Seconds between two samples of the load.
+            grow_after: Seconds for which the load must need more.
+            shrink_after: Seconds for which it must need less, at least `grow_after`.
+
+        Raises:
+            ValueError: A number is out of its bounds, or the pool was opened without `procs=`.
+            TypeError: `by` is no rule, or returned no number.
+            RuntimeError: The size of the mesh is fixed (see `ProcMesh.resize`), or this is not the process that owns
+                the pool.
+        """
+        scaler = Scaler(least, most, grow_after=grow_after, shrink_after=shrink_after)
+        return in_trio_block(Autoscaling(self._owned(), scaler, by, every, self.statistics).running())
+
     def cancel(self, *, group: Any, reason: str = "its group was cancelled") -> int:
         """Cancel the queued and running requests of a group, which raise `RemoteCancelled`; return how many."""
         return in_trio_now(self._owned().cancel_for)(reason, lambda call: bool(call.group == group))
@@ -310,14 +356,18 @@ class Pool(Generic[A]):
         """Return the state of the pool, in numbers of requests."""
         engine = self._owned()
         dispatcher, counts = engine.dispatcher, engine.counts
+        p50, p95 = engine.latencies.quantiles(in_trio_now(trio.current_time)(), 0.5, 0.95)
         replicas = [
-            ReplicaStatistics(one.index, one.running, one.cost, one.limit, one.is_up, one.is_out, one.ended)
+            ReplicaStatistics(
+                one.index, one.running, one.cost, one.limit, one.is_up and not one.is_absent, one.is_out, one.ended
+            )
             for one in dispatcher.replicas
         ]
         return PoolStatistics(
             counts.made, counts.succeeded, counts.failed, counts.cancelled, counts.refused, counts.retried,
             dispatcher.running, dispatcher.waiting.count, dispatcher.waiting.bytes, len(engine.arrivals),
             len(dispatcher.sessions), dispatcher.pauses > 0, tuple(replicas), engine.reading,
+            p50=p50, p95=p95,
         )  # fmt: skip
 
     def __getitem__(self, endpoint: blocking.Endpoint[P, R]) -> PoolEndpoint[P, R]:
@@ -359,8 +409,8 @@ class Pool(Generic[A]):
     def _owned(self) -> PoolEngine:
         if self._engine is None:
             raise RuntimeError(
-                f"resize, rolling, each, cancel and statistics can only be called in the process that opened {self!r}; "
-                "in this process the handle has its endpoints, options, session, map, stream and paused"
+                "resize, autoscale, rolling, each, cancel and statistics can only be called in the process that opened "
+                f"{self!r}; in this process the handle has its endpoints, options, session, map, stream and paused"
             )
         return self._engine
 
@@ -508,7 +558,7 @@ async def _open(
             for index in range(len(engine.views)):
                 engine.on_new(index)
         if elastic is not None:
-            engine.change_size = elastic.resize
+            engine.change_size, engine.check_size = elastic.resize, elastic.check
             nursery.start_soon(elastic.watch)
         try:
             yield Pool(front, engine.mesh.name, engine=engine)

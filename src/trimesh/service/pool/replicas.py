@@ -124,6 +124,10 @@ class ElasticReplicas:
         engine.updates.check()
         engine.pump()
 
+    def check(self, replicas: int) -> None:
+        """Raise `ShapeError` or `RuntimeError` if the processes could not have this size."""
+        self._procs.check_resize(self._along, replicas)
+
     async def resize(self, replicas: int) -> None:
         engine = self._engine
         async with self._lock:
