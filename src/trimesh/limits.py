@@ -730,6 +730,16 @@ POD_KEPT_SECONDS: Final = 600.0
 
 assert POD_BEAT_SECONDS * 4 < POD_WAIT_SECONDS
 
+# ---- Placements ----
+
+PLACEMENT_CHECKS_MAX: Final = 200_000
+"""Hosts that the search of one placement checks, counted once for each process that it tries: about a second. A
+search that finds a placement without going back takes as many as it has processes and hosts that are full."""
+PLACEMENT_PROCS_MAX: Final = 8_192
+"""Processes of one placement: eight on each of as many hosts as a job may have."""
+PLACEMENT_SHARES_MAX: Final = 1_000
+"""Parts into which a GPU can be divided: `gpus=` is rounded to the nearest fraction with at most this denominator."""
+
 # ---- Commands, shells and ports on hosts ----
 
 COMMAND_BATCHES: Final = 2
