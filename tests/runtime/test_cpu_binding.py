@@ -69,7 +69,7 @@ def test_only_cpus_that_may_be_used_count(tmp_path: Path) -> None:
 
 def test_machine_that_says_nothing_has_a_core_for_each_cpu(tmp_path: Path) -> None:
     silent = machine_here({3, 5}, tmp_path)
-    assert silent == Machine((frozenset({3}), frozenset({5})), (frozenset({3, 5}),))
+    assert silent == Machine((frozenset({3}), frozenset({5})), (frozenset({3, 5}),), (-1,))
 
 
 def test_this_machine_is_understood() -> None:

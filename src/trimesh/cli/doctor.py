@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from trimesh._runtime.system import read_sources
+from trimesh._runtime.system import gpus_here, read_sources
 from trimesh.config import JOBS_TABLE, Settings, reread
 from trimesh.errors import ConfigError, ConnectError, TrimeshError
 from trimesh.observe import ObservedRun, runs
@@ -62,6 +62,7 @@ def findings() -> Iterator[Finding]:
     ssl = find_library("ssl")
     yield Finding("libssl", "ok" if ssl else "costs", ssl or "libssl was not found: no links to other hosts")
     yield from _of_settings()
+    yield _of_gpus()
     try:
         for one in runs():
             with one:
@@ -83,6 +84,17 @@ def _of_settings() -> Iterator[Finding]:
     for name, text in insecure(settings):
         yield Finding(name, "insecure", text)
     yield from _of_jobs()
+
+
+def _of_gpus() -> Finding:
+    """List the GPUs that placements on this machine could use, or the reason why there are none."""
+    try:
+        library = reread().nvml
+    except ConfigError:  # `_of_settings` reports it
+        library = ""
+    gpus, why = gpus_here(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    names = ", ".join(f"{one.index}: {one.name}, {one.memory >> 30} GiB" for one in gpus)
+    return Finding("gpus", "ok", names or f"none to place processes on: {why}")
 
 
 def _of_jobs() -> Iterator[Finding]:
@@ -132,7 +144,7 @@ def insecure(settings: Settings) -> Iterator[tuple[str, str]]:
     if settings.collectives:
         text = "gloo and NCCL neither encrypt nor authenticate: for networks that you trust"
         yield "collectives", f"{settings.collectives}: {text}"
-    for name in ("native_lib", "libssl", "ucx"):
+    for name in ("native_lib", "libssl", "nvml", "ucx"):
         path = getattr(settings, name)
         if path and (why := _who_may_change(Path(path))):
             yield name, f"code of {path} runs in every process, and {why}"

@@ -191,6 +191,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Table `[jobs.NAME]` of the file from which `trimesh.jobs.default()` makes a job.
     The same script then runs on the hosts of that job.
     Default: none: `LocalJob(1)`, one agent on this machine."""
+    labels: Annotated[tuple[str, ...], names()] = ()
+    """Labels of a host, for `Need(labels=)`: `zone=a,disk=nvme`. Each host reads them from its own environment.
+    Processes that need a label are placed on hosts that have it.
+    Default: none."""
+    nvml: Annotated[str, text("a file")] = ""
+    """The library NVML of NVIDIA's driver, which lists GPUs. Each host reads the setting from its own environment.
+    Code of that file runs in a process that lists the GPUs of a host.
+    Default: the system's `libnvidia-ml.so.1`."""
     libssl: Annotated[str, text("a file")] = ""
     """The OpenSSL library (3.0 or newer) that encrypts between hosts.
     Code of that file runs in every process that has links to other hosts.

@@ -50,6 +50,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         extra: Opaque bytes for the worker.
         is_far: Whether the requesting process is on another host.
         record: Folder of the flight records of its run; empty for none.
+        share: Its share of the host; None outside of placements.
     """
 
     proc_id: ProcId
@@ -72,6 +73,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     extra: bytes = b""
     is_far: bool = False
     record: str = ""
+    share: records.HostShare | None = None
 
 
 async def wait_for_news(wait: Callable[[], Awaitable[object]], seconds: float) -> None:
@@ -179,6 +181,7 @@ def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.W
         pickled=spec.pickled,
         settings=spec.settings,
         extra=spec.extra,
+        share=spec.share,
         is_far=spec.is_far,
         record=spec.record,
     )

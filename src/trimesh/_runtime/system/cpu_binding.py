@@ -33,10 +33,12 @@ class Machine(msgspec.Struct, frozen=True):
     Attributes:
         cores: Cores, sorted by node.
         nodes: CPUs of each NUMA node that has usable ones.
+        numbers: Numbers of these nodes; -1 if the kernel does not describe it.
     """
 
     cores: Cores
     nodes: tuple[frozenset[int], ...]
+    numbers: tuple[int, ...] = ()
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -54,13 +56,15 @@ def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM)
     described = sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:]))
     listed = [_cpus_of(path / "cpulist") & usable for path in described]
     rest = usable.difference(*listed)
-    nodes = tuple(node for node in [*listed, rest] if node)
+    numbers = [*(int(path.name[4:]) for path in described), -1]
+    known = [(node, number) for node, number in zip([*listed, rest], numbers, strict=True) if node]
+    nodes = tuple(node for node, _ in known)
     cores: list[frozenset[int]] = []
     for cpu in (cpu for node in nodes for cpu in sorted(node)):
         if not any(cpu in core for core in cores):
             siblings = _cpus_of(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
             cores.append((siblings | {cpu}) & usable)
-    return Machine(tuple(cores), nodes)
+    return Machine(tuple(cores), nodes, tuple(number for _, number in known))
 
 
 def own_cpus() -> CpuBinding:

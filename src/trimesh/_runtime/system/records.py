@@ -25,6 +25,26 @@ class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Base of every record: an array whose first item is the name of its type."""
 
 
+class HostShare(Record, frozen=True, kw_only=True):
+    """Share of one process in its host, as its placement has reserved it.
+
+    Attributes:
+        name: Name of its `Need`.
+        gpus: UUIDs of its GPUs.
+        gpu_part: Part of each of them that it has: 1.0, or less where it shares one.
+        gpu_memory: Bytes that it may use on each of them; 0 if its need names none.
+        cpus: CPUs that it is bound to; empty if its need names none.
+        memory: Bytes of the host's memory; 0 if its need names none.
+    """
+
+    name: str
+    gpus: tuple[str, ...] = ()
+    gpu_part: float = 0.0
+    gpu_memory: Count = 0
+    cpus: tuple[Count, ...] = ()
+    memory: Count = 0
+
+
 class WorkerConfig(Record, frozen=True, kw_only=True):
     """Configuration of a worker, the argument of its `main`.
 
@@ -40,6 +60,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
         extra: Opaque bytes of packages above.
         is_far: Whether the requester is on another host.
         record: Folder of the flight records of its run; empty for none.
+        share: Its share of the host; None outside of placements.
     """
 
     proc_id: Id
@@ -57,6 +78,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
     extra: bytes = b""
     is_far: bool = False
     record: str = ""
+    share: HostShare | None = None
 
 
 class LostHost(Record, frozen=True):
