@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.program_template import Run
+from tests.program_template import Run, executed
 from tests.rows import rows
+from tests.runtime import fake_nvml
 from website import reference
 
 from trimesh.testing import why_no_networks
@@ -85,6 +86,14 @@ def test_listing_runs(document: str, index: int, run_program: Run, tmp_path: Pat
     if document == "docs/supervision.md":  # its meshes go on after failures, each of which is logged
         said = [line for line in said if not LOGGED.fullmatch(line)]
     assert said == []
+
+
+@pytest.mark.real
+def test_listing_of_places_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one program of docs/hosts.md, on hosts that show four GPUs each: its agents take the environment."""
+    fake_nvml.install(monkeypatch, 4)
+    [index] = [index for index, text in enumerate(listings("docs/hosts.md")) if "trio.run(main)" in text]
+    assert said_by(executed, "docs/hosts.md", index, tmp_path) == []
 
 
 @pytest.mark.real

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, telemetry, tensor, testing
     from trimesh._runtime.metrics import log
     from trimesh.actor.host_mesh import DeviceMesh, heal
+    from trimesh.actor.placement import Need, Placement, Places, Resources
     from trimesh.actor.proc_mesh import current_view
     from trimesh.blocking import from_thread
     from trimesh.events import Departed, MembershipView
@@ -158,11 +159,14 @@ __all__ = [
     "MeshErrorGroup",
     "MeshStatistics",
     "MeshStopped",
+    "Need",
     "Origin",
     "Outcome",
     "Overloaded",
     "PayloadError",
+    "Placement",
     "Placements",
+    "Places",
     "Point",
     "Port",
     "ProcDied",
@@ -177,6 +181,7 @@ __all__ = [
     "RemoteError",
     "RemoteTraceback",
     "Reply",
+    "Resources",
     "Restart",
     "RestartLimit",
     "Restarted",
@@ -308,6 +313,8 @@ def _import(name: str) -> Any:
         return importlib.import_module("trimesh.blocking.from_thread")
     if name in ("DeviceMesh", "heal"):
         return getattr(importlib.import_module("trimesh.actor.host_mesh"), name)
+    if name in ("Need", "Placement", "Places", "Resources"):
+        return getattr(importlib.import_module("trimesh.actor.placement"), name)
     if name == "current_view":
         return importlib.import_module("trimesh.actor.proc_mesh").current_view
     if name in ("Departed", "MembershipView"):

@@ -6,7 +6,9 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 import attrs
 
+from trimesh._runtime import life
 from trimesh._runtime.actors import OwnMeshes, execution_context, message_here
+from trimesh._runtime.system import HostShare
 from trimesh._runtime.values import endpoints_of
 from trimesh._wire.messages import CallerPlace, SentView
 from trimesh.actor.actor import Actor
@@ -77,6 +79,11 @@ class Context(Generic[A]):
             info = home.actors
             found = home.handles["actors"] = ActorMesh(MeshView(info, info.whole, endpoints_of(home.cls)), home.cls)
         return cast("A", found)
+
+    @property
+    def share(self) -> HostShare | None:
+        """GPUs, CPUs and memory that a placement has reserved for this process; None without one."""
+        return life.current_proc().share
 
     @property
     def procs(self) -> ProcMesh:

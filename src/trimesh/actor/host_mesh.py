@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -41,6 +42,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import JobHosts, OwnedHost, ShownHosts
+    from trimesh.actor.placement import Need, Placement, Places, Resources
     from trimesh.jobs import on_hosts
     from trimesh.jobs.code import CodeSync
     from trimesh.jobs.on_hosts import Forwarding
@@ -151,8 +153,9 @@ class HostMesh:
     @suggests_keywords
     def spawn_procs(
         self,
-        per_host: Mapping[str, int],
+        per_host: Mapping[str, int] | None = None,
         *,
+        on: Places | None = None,
         name: str = "procs",
         preload: Sequence[str] | None = None,
         env: Env | None = None,
@@ -172,7 +175,9 @@ class HostMesh:
         `preload`, `grace`, `output` and `pickle` default to the settings of `trimesh.config` if None or omitted.
 
         Args:
-            per_host: Dimensions of the mesh: label to size.
+            per_host: Dimensions of the mesh, label to size; of a job, those on each host. With `on=` those of the whole
+                mesh, by default `{"procs": count}`.
+            on: Places reserved by `place`: process r of the mesh starts at place r, with its GPUs and CPUs.
             name: Name of the mesh, for messages and errors.
             preload: Modules imported once, before the processes are forked; their memory is shared.
             env: Environment variables set over those of this program; or a function of the point that returns them.
@@ -204,17 +209,7 @@ class HostMesh:
             ConfigError: A setting is invalid.
             MeshErrorGroup: On entering, a process could not be started; has its coordinates. None of them is left.
         """
-        name, extent = checked_name(name), life.check_per_host(per_host)
-        if self._hosts is not None:
-            if bind is not None:
-                raise ValueError("bind= works on this host only, got the hosts of a job: leave it out there")
-            if rendezvous:
-                raise ValueError(
-                    "rendezvous= is for the processes of one host, got the hosts of a job: give each actor the "
-                    "variables of its rank, `await actors.join.call(trimesh.per_rank(await trimesh.spmd.env(procs)))`, "
-                    "where `join` calls os.environ.update(variables) and init_process_group()"
-                )
-            extent = self._hosts.extent_of(extent)
+        name, extent = checked_name(name), self._checked_extent(per_host, on, bind, rendezvous=rendezvous)
         settings = reread()
         options = ProcOptions(
             checked_env(env),
@@ -232,21 +227,47 @@ class HostMesh:
         )
         policy = None if supervision is None else checked_policy(supervision)
         check_units(policy or FailFast(), extent)
-        return self._spawning(f"spawn_procs({dict(per_host)})", name, extent, options, policy)
+        return self._spawning(f"spawn_procs({dict(per_host or extent)})", name, extent, options, policy, on)
+
+    def _checked_extent(
+        self, dims: Mapping[str, int] | None, on: Places | None, bind: Bind | None, *, rendezvous: bool
+    ) -> Extent:
+        """Return the extent of processes on these hosts, all of them together."""
+        if self._hosts is not None:
+            if bind is not None and on is None:
+                raise ValueError(
+                    "bind= works on this host only, got the hosts of a job: leave it out there, or use place()"
+                )
+            if rendezvous:
+                raise ValueError(
+                    "rendezvous= is for the processes of one host, got the hosts of a job: give each actor the "
+                    "variables of its rank, `await actors.join.call(trimesh.per_rank(await trimesh.spmd.env(procs)))`, "
+                    "where `join` calls os.environ.update(variables) and init_process_group()"
+                )
+        if on is not None:
+            return _extent_on(on, dims, bind)
+        if dims is None:
+            raise TypeError("spawn_procs needs the dimensions of the mesh, as in {'gpus': 4}, unless on= is given")
+        extent = life.check_per_host(dims)
+        return extent if self._hosts is None else self._hosts.extent_of(extent)
 
     def _spawning(
-        self, what: str, name: str, extent: Extent, options: ProcOptions, said: Policy | None
+        self, what: str, name: str, extent: Extent, options: ProcOptions, said: Policy | None, on: Places | None
     ) -> Spawning[ProcMesh]:
         owned, fixed_by, policy = self._owned, "", said or FailFast()
-        if self._hosts is not None:
-            owned = self._job("spawn_procs").owned(owned)
+        job = None if self._hosts is None else self._job("spawn_procs")
+        if on is not None:
+            owned = on.owner_for(owned, job)
+        elif job is not None:
+            owned = job.owned(owned)
             fixed_by = "its first dimensions are those of its hosts"
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[ProcMesh, None]:
-            async with life.open_procs(name, extent, options, policy, owned) as procs:
-                procs.fix_size(fixed_by)
-                yield ProcMesh(procs, procs.whole)
+            with nullcontext(options) if on is None else on.claimed(name, options) as used:
+                async with life.open_procs(name, extent, used, policy, owned) as procs:
+                    procs.fix_size(fixed_by)
+                    yield ProcMesh(procs, procs.whole)
 
         async def adopt() -> ProcMesh:
             if owned is None:
@@ -254,7 +275,8 @@ class HostMesh:
                     "awaiting spawn_procs() needs a block that owns the processes, and this_host() has none: "
                     "write `async with this_host().spawn_procs(...) as procs:`"
                 )
-            procs = await life.adopt_procs(owned, name, extent, options, policy)
+            with nullcontext(options) if on is None else on.claimed(name, options) as used:
+                procs = await life.adopt_procs(owned, name, extent, used, policy)
             procs.fix_size(fixed_by)
             return ProcMesh(procs, procs.whole)
 
@@ -291,6 +313,67 @@ class HostMesh:
             raise RuntimeError("warm() must be entered, not awaited: `async with this_host().warm(...) as host:`")
 
         return Spawning("warm()", open_, adopt)
+
+    async def resources(self) -> ValueMesh[Resources]:
+        """Inspect the hosts: CPUs, memory, GPUs, labels, and what placements of this program have taken.
+
+        Only what the agent of a host may use counts: its affinity, the limits of its cgroup, and
+        `CUDA_VISIBLE_DEVICES`. GPUs are those of NVML; without it `no_gpus` has the reason.
+
+        Returns:
+            One `Resources` for each host: `(await hosts.resources())[0].gpus`.
+
+        Raises:
+            MeshErrorGroup: A host was lost.
+
+        Blocking: a checkpoint, cancellable.
+
+        Cost: a process on each host, about 0.1 s.
+        """
+        from trimesh.actor import placement  # noqa: PLC0415 - few programs place
+
+        job = None if self._hosts is None else self._job("resources")
+        return await in_trio(partial(placement.resources, self, self._owned, job))()
+
+    def place(self, needs: Mapping[str, Need]) -> Spawning[Placement]:
+        """Reserve places for processes, all or none: `async with hosts.place({"t": Need(gpus=1)}) as placement:`.
+
+        `hosts.spawn_procs(on=placement["t"])` starts the processes, with the CPUs and `CUDA_VISIBLE_DEVICES` of their
+        places, which `context().share` has. A restarted or replaced process has those of the first one. A block that is
+        entered owns the reservation, and meshes that are awaited on it; if it is awaited, the block of the job, or of
+        the warm host, does.
+
+        What other programs use, and meshes without `on=`, are not accounted.
+
+        Args:
+            needs: A `Need` for each name.
+
+        Returns:
+            An object to enter or to await; it gives a mapping of the names to places.
+
+        Raises:
+            SpawnError: There is no room; the text has what is short, and which placement has it.
+            MeshErrorGroup: A host was lost.
+            TypeError, ValueError: A need is invalid.
+
+        Blocking: no checkpoint; entering and awaiting are, cancellable.
+
+        Cost: that of `resources`, and a search, for which `limits.PLACEMENT_CHECKS_MAX` is the bound.
+        """
+        from trimesh.actor import placement  # noqa: PLC0415 - few programs place
+
+        job = None if self._hosts is None else self._job("place")
+        chosen = self, self._owned, job, placement.checked_needs(needs)
+        opened, adopted = partial(placement.open_placement, *chosen), partial(placement.adopt_placement, *chosen)
+        return Spawning(f"place({', '.join(needs)})", opened, adopted)
+
+    def _of_rank(self, rank: int) -> HostMesh:
+        """Return one host by its rank among all of the job; this machine is its own."""
+        hosts = self._hosts
+        return self if hosts is None else self._seen(hosts.part(hosts.whole.slice(hosts=rank)))
+
+    def _on(self, owned: OwnedHost) -> HostMesh:
+        return HostMesh(owned, self._hosts)
 
     async def replace(self, point: Mapping[str, int]) -> None:
         """Replace the host at a point: `await hosts.replace({"hosts": 3})`, or the `.point` of a `HostLost`.
@@ -552,8 +635,10 @@ class _HostsReference(HostMesh):
         return _HostsReference(self._info, hosts.region)
 
     def _spawning(
-        self, what: str, name: str, extent: Extent, options: ProcOptions, said: Policy | None
+        self, what: str, name: str, extent: Extent, options: ProcOptions, said: Policy | None, on: Places | None
     ) -> Spawning[ProcMesh]:
+        if on is not None:
+            self._job("spawn_procs(on=...)")
         plan = life.HostsPlan(self._info, self._region, name, extent, options, said)
 
         @asynccontextmanager
@@ -606,6 +691,25 @@ def this_proc() -> ProcMesh:
 async def _wait_for_ever() -> str:
     await trio.sleep_forever()
     raise AssertionError("unreachable")
+
+
+def _extent_on(on: Any, dims: Mapping[str, int] | None, bind: Bind | None) -> Extent:
+    """Return the extent of processes on reserved places.
+
+    Raises:
+        TypeError: `on` is something else.
+        ValueError: `bind` is given, too.
+        ShapeError: The dimensions do not fit the places.
+    """
+    from trimesh.actor.placement import Places  # noqa: PLC0415 - few programs place
+
+    if not isinstance(on, Places):
+        raise TypeError(
+            f'on= takes places of a placement, got {on!r:.200}: write on=placement["name"] with one of its names'
+        )
+    if bind is not None:
+        raise ValueError("bind= must be left out with on=, whose places have CPUs: write cpus= in the Need")
+    return on.extent_for(dims)
 
 
 def _checked_output(output: Any) -> Any:

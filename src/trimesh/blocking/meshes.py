@@ -36,6 +36,7 @@ from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Extent
 
 if TYPE_CHECKING:
+    from trimesh.actor.placement import Placement
     from trimesh.jobs.code import CodeSync  # noqa: F401 - named in strings below
     from trimesh.jobs.on_hosts import Forwarding
     from trimesh.jobs.packages import Installation
@@ -257,6 +258,8 @@ class HostMesh(_Opened[host_mesh.HostMesh]):
     run = waits(host_mesh.HostMesh.run)
     shell = waits(host_mesh.HostMesh.shell)
     sync = starts(host_mesh.HostMesh.sync, Synced)
+    resources = waits(host_mesh.HostMesh.resources)
+    place = starts(host_mesh.HostMesh.place, lambda placement, _: cast("Placement", placement))
     install = starts(host_mesh.HostMesh.install, lambda installed, _: cast("Installation", installed))
 
     def __len__(self) -> int:

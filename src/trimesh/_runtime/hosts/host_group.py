@@ -160,7 +160,10 @@ class JobPlace:
     async def _launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
         started = self._started
         started.intersection_update(self._members)
-        child = await self.host.launch(request, on_exit)
+        host = self.host
+        if request.prepare is not None:
+            request = await request.prepare(request, host)
+        child = await host.launch(request, on_exit)
         started.add(request.proc_id)
         return child
 
@@ -258,10 +261,12 @@ class ManyHosts(msgspec.Struct, frozen=True):
 
     Attributes:
         roster: All hosts of the job; None if these are selected ones, to start processes on.
+        is_by_rank: Whether there is one for each process, by rank; else each has equally many.
     """
 
     hosts: tuple[JobPlace, ...]
     roster: HostRoster | None = None
+    is_by_rank: bool = False
 
     @property
     def name(self) -> str:
@@ -289,15 +294,17 @@ class ManyHosts(msgspec.Struct, frozen=True):
         assert self.roster is not None
         return await self.roster.grow(count)
 
-    def select(self, ranks: Sequence[int]) -> ManyHosts:
-        return ManyHosts(tuple(self.hosts[rank] for rank in ranks))
+    def select(self, ranks: Sequence[int], *, is_by_rank: bool = False) -> ManyHosts:
+        return ManyHosts(tuple(self.hosts[rank] for rank in ranks), is_by_rank=is_by_rank)
 
     async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
-        index = request.rank * len(self.hosts) // request.whole.base.nelements
+        index = request.rank
+        if not self.is_by_rank:
+            index = index * len(self.hosts) // request.whole.base.nelements
         return await self.hosts[index].launch(request, on_exit)
 
     async def connect(self, target: ProcId) -> Link:
-        for host in self.hosts:
+        for host in as_set(self.hosts):
             try:
                 return await host.connect(target)
             except SpawnError:
@@ -306,7 +313,7 @@ class ManyHosts(msgspec.Struct, frozen=True):
 
     async def exit_of(self, target: ProcId) -> ExitReport:
         report = ExitReport.unknown(target)
-        for host in self.hosts:
+        for host in as_set(self.hosts):
             report = await host.exit_of(target)
             if report.is_known:
                 break

@@ -194,6 +194,10 @@ class JobHosts(ShownHosts, frozen=True):
         assert owned is not None
         return OwnedHost(owned.proc, owned.block, self.group.select(self.region.ranks()))
 
+    def placed(self, owned: OwnedHost, ranks: Sequence[int]) -> OwnedHost:
+        """Return the block that owns processes, of which each has a host of the job, by the rank of that."""
+        return OwnedHost(owned.proc, owned.block, self.group.select(ranks, is_by_rank=True))
+
 
 # ---- hosts that are lent to other processes of the family -----------------------------------------------------------
 

@@ -150,6 +150,7 @@ def spec_of(request: LaunchRequest) -> LaunchSpec:
         settings=request.settings,
         record=request.record,
         entry=request.entry or ENTRY,
+        share=request.share,
     )
 
 

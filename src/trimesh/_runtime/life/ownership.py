@@ -284,6 +284,15 @@ async def open_warm_host(
             yield OwnedHost(proc, block, host)
 
 
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_part(owned: OwnedHost, name: str) -> AsyncGenerator[OwnedHost, None]:
+    """Own processes on a host in a block of their own, inside that of the host."""
+    block = Block(owned.proc, name, owned.block.grace)
+    async with run_block(block):
+        yield OwnedHost(owned.proc, block, owned.host)
+
+
 def own_process(proc: Proc) -> OwnedProcs:
     """Return the mesh of this very process, which has one member and no owner."""
     return OwnedProcs(proc, None, Region(Extent(), mesh=MeshId(proc.proc_id)), None)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.meshes.block import Block
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.recording import FlightRecorder
+    from trimesh._runtime.system.records import HostShare
 
 
 class Proc:
@@ -89,6 +90,7 @@ class Proc:
         calls: Outgoing calls without an outcome, by number.
         channels: The channels of this process, and its ports of others.
         sites: Test hooks; None outside of tests.
+        share: Share of the host that a placement gives it; None without one.
         bulk: Memory granted to others, and access to memory that others grant.
         above: State of packages above the runtime for this process, by class.
         services: Delivers the messages of those packages.
@@ -135,6 +137,7 @@ class Proc:
         "recorder",
         "routes",
         "services",
+        "share",
         "shared",
         "shared_hosts",
         "sites",
@@ -169,6 +172,7 @@ class Proc:
         ports = self.channels = Channels(self)
         self.values = make_values(proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled)
         self.sites: Sites | None = None
+        self.share: HostShare | None = None
         self.above, self.plain_hosts = dict[type, object](), set[str]()
         self.services = Services(self, known_services)
         self.bulk = Bulk(self)

@@ -91,6 +91,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
     # would kill only this process; from now on it merely continues a stopped process.
     linux.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
+    proc.share = config.share
     debug(proc, config.settings)
     record = record_worker(proc, config)
     set_proc_of_run(proc)

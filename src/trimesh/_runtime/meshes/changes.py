@@ -96,6 +96,12 @@ class Changes:
                 f"a mesh must not have more than limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host, got "
                 f"{count} for {label}={size}"
             )
+        shares = procs.options.shares
+        if shares is not None and count > shares.count:
+            raise ShapeError(
+                f"{procs.name} has {shares.count} reserved places and cannot have more processes, got {count} for "
+                f"{label}={size}: raise count= of its Need"
+            )
         fixed_by = procs.fixed_by
         if not procs.is_healing:
             fixed_by = "its policy is FailFast, which keeps no recipe for new actors: write supervision=Isolate()"

@@ -53,7 +53,7 @@ class Launching:
         folder = "" if recorder is None or settings.record == "off" else str(recorder.path.parent)
         member.record = f"{folder}/{member.peer.proc_id:x}" if folder else ""
         output = options.output(point) if callable(options.output) else options.output
-        return LaunchRequest(
+        request = LaunchRequest(
             proc_id=member.peer.proc_id,
             mesh=self._procs.name,
             whole=whole,
@@ -70,6 +70,7 @@ class Launching:
             settings=settings,
             record=folder,
         )
+        return request if options.shares is None else options.shares.request(request)
 
     async def launch_all(self, progress: ShownProgress) -> None:
         """Start the first member at each rank.
@@ -145,7 +146,9 @@ class Launching:
             await self.setup_all(ranks, self._options.setup)
 
     def close(self) -> None:
-        """Release the rendezvous port of the processes."""
+        """Release the rendezvous port of the processes, and their places."""
+        if self._options.shares is not None:
+            self._options.shares.release()
         if self._rendezvous is not None:
             self._rendezvous.close()
 

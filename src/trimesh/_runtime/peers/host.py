@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.records import HostShare
 from trimesh._transport.interface import Link
 from trimesh.config import Settings
 from trimesh.errors import SpawnError
@@ -33,6 +34,9 @@ class LaunchRequest(msgspec.Struct, frozen=True):
         cpus: CPUs that it is restricted to; empty for all of the host's.
         pickled: Whether values are pickled in the family.
         record: Folder of the flight records of the run; empty for none.
+        share: Its share of the host; None outside of placements.
+        prepare: Completes the request for the host of a job that it goes to, which a replacement may change; None for a
+            request that is complete.
         entry: `module:function` to run instead of serving the owner, for fault-injecting tests; None serves.
     """
 
@@ -52,6 +56,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     settings: Settings = Settings()
     record: str = ""
     entry: str | None = None
+    share: HostShare | None = None
+    prepare: Callable[[LaunchRequest, Any], Awaitable[LaunchRequest]] | None = None
 
 
 class NoLinkError(SpawnError):

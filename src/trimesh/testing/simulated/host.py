@@ -284,7 +284,7 @@ class SimHost:
         child.place, child.label = (request.whole.mesh, request.rank), label
         if machine is not None:
             child_proc.host_name, self.world.host_of[child.place] = machine.name, machine
-        child_proc.pid = child.pid
+        child_proc.pid, child_proc.share = child.pid, request.share
         self.world.children[request.proc_id] = child
         if owner is not None:
             owner.children.append(child)

@@ -1,0 +1,75 @@
+"""Placements in simulation: on simulated hosts, each with 16 CPUs and 8 GPUs, and in a simulated process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+import trimesh
+from trimesh import Actor, Backoff, HostLost, MeshErrorGroup, Need, ProcDied, Restart, SpawnError, endpoint, leaves
+from trimesh.testing import simulate
+
+HEALING = Restart("one_for_one", backoff=Backoff(0.001, cap=0.01), intensity=20)
+
+
+class Worker(Actor):
+    """Says what it has."""
+
+    @endpoint
+    async def gpus(self) -> list[str]:
+        """Return the GPUs of its share."""
+        share = trimesh.context().share
+        return [] if share is None else list(share.gpus)
+
+
+async def until(workers: Any) -> list[list[str]]:
+    """Return the GPUs of all workers once all of them answer."""
+    while True:
+        try:
+            return list(await workers.gpus.call())
+        except MeshErrorGroup as group:
+            if not {type(one) for one in leaves(group)} <= {HostLost, ProcDied}:
+                raise
+            await trio.sleep(0.01)
+
+
+@pytest.mark.daily("sim")
+@simulate(seeds=5, hosts=2)
+async def test_simulated_hosts_have_gpus_to_place_on(host_mesh: Any, faults: Any) -> None:
+    """H28, H29: all or nothing; a restarted process, and one on a replaced host, has the same share."""
+    needs = {"a": Need(gpus=1, count=10, spread="hosts"), "b": Need(gpus=0.5, count=10, beside="a")}
+    async with host_mesh.place(needs) as placement:
+        async with (
+            host_mesh.spawn_procs({"hosts": 2, "gpus": 5}, on=placement["a"], supervision=HEALING) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            before = list(await workers.gpus.call())
+            assert [one for [one] in before] == [f"GPU-simulated/{host}-{gpu}" for host in "01" for gpu in range(5)]
+            with pytest.raises(SpawnError, match=r"Free: 1 of 16 GPUs; taken by 'a' \(10 GPUs\), 'b' \(5 GPUs\)"):
+                await host_mesh.place({"c": Need(gpus=1, count=2)})
+            faults.kill(procs.slice(hosts=1, gpus=2))
+            assert await until(workers) == before
+            await host_mesh.replace({"hosts": 0})
+            assert await until(workers) == before
+        async with host_mesh.spawn_procs(on=placement["b"]) as procs, procs.spawn("workers", Worker) as workers:
+            shared = [one for [one] in await workers.gpus.call()]
+            assert sorted({one.split("-")[1] for one in shared[:5]}) == ["simulated/0"]
+            assert set(shared).isdisjoint(one for [one] in before)
+    assert [one.taken for one in await host_mesh.resources()] == [(), ()]
+
+
+@pytest.mark.daily("sim")
+@simulate(seeds=5)
+async def test_simulated_process_places_on_its_host() -> None:
+    """H28."""
+    async with trimesh.this_host().place({"a": Need(gpus=3, cpus=4, count=2)}) as placement:
+        shares = placement["a"].shares
+        assert [share.cpus for share in shares] == [(0, 1, 2, 3), (8, 9, 10, 11)]  # each beside its GPUs
+        assert sorted(gpu for share in shares for gpu in share.gpus) == [f"GPU-simulated-{one}" for one in range(6)]
+        async with (
+            trimesh.this_host().spawn_procs(on=placement["a"]) as procs,
+            procs.spawn("workers", Worker) as workers,
+        ):
+            assert [len(one) for one in await workers.gpus.call()] == [3, 3]
