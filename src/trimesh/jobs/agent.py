@@ -410,6 +410,11 @@ def main_prepared() -> NoReturn:
     be_agent(lambda: AgentOrder.parse(_read_line()), prepared=prepared)
 
 
+def main_alone() -> NoReturn:
+    """Run an agent by the order on standard input, whose end does not end it; see `HostProgram`."""
+    be_agent(lambda: AgentOrder.parse(_read_line()), has_lifeline=False)
+
+
 def _forked() -> PreparedAgent | None:
     """Return a prepared agent with a spawner forked from this process, if possible; no order or token was read yet."""
     if not can_fork_spawners():

@@ -267,9 +267,14 @@ class DoorRun(HostsRun):
         hosts = plain_whole(hosts)
         named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
         count = hosts if isinstance(hosts, int) else sum(hosts.values())
-        found = list(await self.claim(count))
+        async with self.owned(list(await self.claim(count)), named) as mesh:
+            yield mesh
+
+    @asynccontextmanager
+    async def owned(self, found: list[DoorHost], named: Mapping[str, int]) -> AsyncGenerator[HostMesh, None]:
+        """Own the processes on claimed hosts while the body runs; their agents end with it."""
         try:
-            whole = Region(Extent(hosts=count))
+            whole = Region(Extent(hosts=len(found)))
             for rank, one in enumerate(found):
                 one.remote.point = whole.point(rank)
             successors = DoorSuccessors(self, found, whole)

@@ -34,8 +34,10 @@ from trimesh._runtime.system import Tail, host_name, run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.channel import open_channel
 from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import hosts_module
 from trimesh.actor.piped_command import Lines, PipedCommand, stream_name, text_of_line
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.actor.spawning import Spawning
 from trimesh.errors import MeshError, MeshErrorGroup, add_note, leaves, origin
 from trimesh.plain_numbers import whole_number
 from trimesh.shape.value_mesh import OutputLine, ValueMesh
@@ -236,6 +238,34 @@ async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:
     """
     async with launchers_on(procs, {}, secrets.token_hex(8)) as (_, variables):
         return variables
+
+
+def from_torchrun(*, interface: str | None = None, port: int = 0, **options: Any) -> Spawning[ProcMesh]:
+    """Make a mesh of the processes of a torchrun job: `async with spmd.from_torchrun() as procs:`.
+
+    Every process of the job has to enter it. That of rank 0 goes on as the program. The others become agents in place
+    of their programs: their code after this line, `finally` included, does not run. They exit with 0 when rank 0 leaves
+    the block. The mesh has one process for each rank, on a host of its own: `procs.slice(hosts=3)` is that of rank 3,
+    with the environment of the rank, so that `torch.distributed.init_process_group()` works in its actors.
+
+    Args:
+        interface: Address of rank 0 at which the others join, its name, or that of an interface; None takes the
+            loopback address if all are on one machine, else that of the default route.
+        port: 0 lets the system choose.
+        **options: Options of `spawn_procs`: `name`, `setup`, `supervision`, ...
+
+    Raises:
+        RuntimeError: torchrun has not started this process.
+        SpawnError: On entering: rank 0 cannot listen there, or a rank has not joined within
+            `limits.JOIN_TOKEN_SECONDS`.
+        MeshErrorGroup: On entering: a process could not join or be started. Later: as for any mesh.
+
+    Security: tokens travel through the store of torch, which neither encrypts nor authenticates: use a trusted network.
+
+    Cost: an agent and a process for each rank; imports torch in each.
+    """
+    made: Spawning[ProcMesh] = hosts_module.from_torchrun(interface=interface, port=port, **options)
+    return made
 
 
 @asynccontextmanager
@@ -537,7 +567,7 @@ async def _tee(reader: int, tail: Tail) -> None:
     write = partial(os.write, sys.stderr.fileno())
     async with trio.lowlevel.FdStream(reader) as stream:
         async for some in stream:
-            tail.feed(some)
+            tail.feed(bytes(some))
             await trio.to_thread.run_sync(write, some)  # it may be a slow pipe
 
 
