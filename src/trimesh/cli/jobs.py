@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -17,10 +18,20 @@ import trio
 from cyclopts import App, Parameter
 
 from trimesh.cli.text import clean, one_line
-from trimesh.errors import ConnectError, DeviceMeshError, TrimeshError, leaves
+from trimesh.errors import (
+    ConnectError,
+    DeviceMeshError,
+    MeshErrorGroup,
+    ShapeError,
+    TrimeshError,
+    leaves,
+    origin,
+    place_name,
+)
 
 if TYPE_CHECKING:
-    from trimesh.jobs import KeptJob, OwnPKI
+    from trimesh.actor.host_mesh import HostMesh
+    from trimesh.jobs import KeptJob, OutputLine, OwnPKI
 
 
 hosts: Final = App(name="host", help="Make this machine a host of a mesh.", result_action="return_value")
@@ -134,6 +145,7 @@ kept_jobs: Final = App(
 FOUND: Final = 1
 WRONG: Final = 2
 NOT_KEPT: Final = 3
+NOT_STARTED: Final = 127
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
@@ -225,6 +237,92 @@ async def _shell(job: Any, host: int) -> int:
         return code
 
 
+def exec_(
+    name: str,
+    /,
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    at: Annotated[str, Parameter(name="--at")] = "",
+) -> int:
+    """Run a command on all hosts of a kept job, or some: `trimesh job exec exp7 --at hosts=0 -- nvidia-smi -L`.
+
+    Each line of output has its host in front. Ctrl-C sends SIGTERM to the command, SIGKILL after the setting `grace`.
+
+    Exit codes: the largest one of the command, 128+N where signal N ended it, 127 where it could not be started; 2
+    wrong usage; 3 no job of that name is kept, or a program is attached.
+
+    Args:
+        name: Name of the kept job.
+        command: Program and arguments, after `--`; no shell reads them.
+        at: Hosts, `hosts=0` or `hosts=0:4`, or the name of a part of the job, `trainers`; all by default.
+    """
+    from trimesh import jobs  # noqa: PLC0415 - packages may be missing
+
+    try:
+        if not command:
+            raise ValueError(f"job exec needs a command: write trimesh job exec {name} -- nvidia-smi -L")
+        job = jobs.attach(name)
+    except ValueError as error:
+        return _said(error, WRONG)
+    try:
+        code: int = _done(partial(_exec, job, command, at))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseExceptionGroup as group:
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return 128 + signal.SIGINT
+    return code
+
+
+async def _exec(job: Any, command: Sequence[str], at: str) -> int:
+    async with job as hosts:
+        try:
+            chosen = _hosts_at(hosts, at)
+        except (ShapeError, KeyError, ValueError) as error:
+            return _said(f"--at: {error.args[0]}", WRONG)
+        try:
+            codes = await chosen.run(command, output=_show_line)
+        except MeshErrorGroup as group:
+            for error in leaves(group):
+                _said(f"{_place_of(error)}{error}", FOUND)
+            return NOT_STARTED
+        return max(128 - code if code < 0 else code for code in codes.values())
+
+
+def _place_of(error: BaseException) -> str:
+    where = origin(error)
+    return "" if where is None or not where.host else f"{place_name(where.host, where.point)}: "
+
+
+def _hosts_at(hosts: HostMesh, at: str) -> HostMesh:
+    """Return the hosts that `--at` names.
+
+    Raises:
+        ShapeError, KeyError, ValueError: There are none.
+    """
+    if not at:
+        return hosts
+    label, equals, index = at.partition("=")
+    if not equals:
+        return hosts[at]
+    first, colon, end = index.partition(":")
+    try:
+        numbers = [int(one) if one else None for one in (first, end)]
+    except ValueError:
+        raise ValueError(f"it takes hosts=0, hosts=0:4 or the name of a part, got {at!r}") from None
+    if colon:
+        return hosts.slice(**{label: slice(*numbers)})
+    if numbers[0] is None:
+        raise ValueError(f"it takes hosts=0, hosts=0:4 or the name of a part, got {at!r}")
+    return hosts.slice(**{label: numbers[0]})
+
+
+def _show_line(line: OutputLine) -> None:
+    stream = sys.stdout if line.stream == "stdout" else sys.stderr
+    stream.write(f"{line}\n")
+    stream.flush()
+
+
 def extend(name: str, /, *, lease: Lease, json: Json = False) -> int:
     """Set the end of a kept job's lease, counted from now; it may be sooner than before.
 
@@ -284,7 +382,7 @@ def _done(work: Callable[[], Awaitable[Any]]) -> Any:
         sys.exit(_said(first, FOUND))
 
 
-def _said(error: BaseException, code: int) -> int:
+def _said(error: object, code: int) -> int:
     sys.stderr.write(f"trimesh: {error}\n")
     return code
 
@@ -355,5 +453,12 @@ def _at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-for _command, _name in ((start, "start"), (list_, "list"), (attach, "attach"), (extend, "extend"), (stop, "stop")):
+for _command, _name in (
+    (start, "start"),
+    (list_, "list"),
+    (attach, "attach"),
+    (exec_, "exec"),
+    (extend, "extend"),
+    (stop, "stop"),
+):
     kept_jobs.command(_command, name=_name)
