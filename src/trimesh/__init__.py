@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from trimesh.events import Departed, MembershipView
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
+    from trimesh.telemetry.files import log_to
     from trimesh.tensor import (
         Placements,
         Publication,
@@ -224,6 +225,7 @@ __all__ = [
     "inspect",
     "leaves",
     "log",
+    "log_to",
     "manual_seed",
     "module_to_mesh",
     "observe",
@@ -321,6 +323,8 @@ def _import(name: str) -> Any:
         return getattr(importlib.import_module("trimesh.events"), name)
     if name == "log":
         return importlib.import_module("trimesh._runtime.metrics").log
+    if name == "log_to":
+        return importlib.import_module("trimesh.telemetry.files").log_to
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:

@@ -927,6 +927,8 @@ METRIC_BOUNDS: Final = 64
 """Bounds of one histogram: ten powers of ten in steps of 1, 2 and 5 are 30."""
 METRIC_SAMPLES_COLLECTED: Final = 65_536
 """Newest samples that a controller keeps for readers: those of 1,000 ranks that log once a second, for a minute."""
+METRIC_ENDED: Final = 1_024
+"""Ended processes whose last totals wait for a reader: all ranks of a large mesh."""
 SAMPLING_SECONDS: Final = 1.0
 """Interval at which a controller collects samples: a curve moves, at no visible cost."""
 SAMPLING_SHARE: Final = 0.01
@@ -937,6 +939,8 @@ SAMPLING_BATCHES: Final = 8
 """Batches that wait for a slow disk, a second of samples each."""
 SAMPLING_END_SECONDS: Final = 5.0
 """Time for writing the last batches when a block is left: a disk that is slower has failed."""
+TENSORBOARD_MEMBERS: Final = 64
+"""Members with a run of their own in TensorBoard, a file and a queue each: more curves are not told apart."""
 HISTORY_BEGIN_SECONDS: Final = 2.0
 """Age of a run at which its history begins: shorter ones pay nothing."""
 HISTORY_SECONDS: Final = 3_600.0

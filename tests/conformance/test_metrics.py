@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,14 @@ class Trainer(Actor):
     @endpoint(thread=True)
     def step_in_thread(self) -> None:
         trimesh.log({"threaded": True})
+
+    @endpoint
+    async def open_files(self, path: str) -> str:
+        try:
+            async with trimesh.log_to(path):
+                return "opened"
+        except RuntimeError as error:
+            return str(error)
 
     @endpoint
     def flood(self, count: int) -> None:
@@ -191,3 +200,13 @@ async def test_nothing_is_collected_without_a_reader(backend: Backend):
             number, found = sampling_of(current_proc()).read(0)
         assert {one.name for one in found if one.step == 1} == {"trainers[gpus=0]", "trainers[gpus=1]"}
         assert sampling_of(current_proc()).read(number)[1] == []
+
+
+async def test_actor_opens_no_files_of_the_run(backend: Backend, tmp_path: Path):
+    """Q16: wrong formats are refused with those that there are."""
+    async with backend.procs() as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        said = await trainers.slice(gpus=0).open_files.call_one(str(tmp_path))
+    assert said == "log_to writes the metrics of a whole run, so it is opened in the controller: an actor logs"
+    with pytest.raises(ValueError, match="log_to writes 'jsonl' and 'tensorboard', got 'csv'"):
+        trimesh.log_to(tmp_path, "csv")

@@ -350,7 +350,9 @@ class KeptHistory:
             return
         if error:  # what members sent when they ended
             proc = self._proc
-            self._sink.take(SampleBatch(proc.metrics.now(), [look(proc)], take_samples(proc)))
+            self._sink.take(
+                SampleBatch(proc.metrics.now(), [look(proc), *proc.inquiries.take_last()], take_samples(proc))
+            )
         else:
             self._sink.drop_all()
         self._sink.end(limits.HISTORY_END_SECONDS, last=partial(self._finish, error))

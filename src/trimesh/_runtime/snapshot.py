@@ -112,6 +112,11 @@ def coordinates(point: Point) -> dict[str, int]:
     return {label: point[label] for label in point}
 
 
+def metric_rows(proc: Proc) -> tuple[observed.MetricRow, ...]:
+    """Return the series of metrics of `proc`."""
+    return _Tables(proc).metrics() if any(one.size for one in proc.metrics.all_members()) else ()
+
+
 class _Tables:
     """Tables of a process at the moment when this is made; see `look`."""
 
@@ -140,7 +145,7 @@ class _Tables:
             grants=tuple(self._grants()),
             publications=tuple(row for tell in proc.bulk.publications for row in tell()),
             events=tuple(proc.journal.after(0)),
-            metrics=tuple(self._metrics()),
+            metrics=self.metrics(),
             samples_dropped=proc.metrics.dropped,
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
@@ -255,15 +260,14 @@ class _Tables:
 
     # ---- metrics ---------------------------------------------------------------------------------------------
 
-    def _metrics(self) -> Iterator[observed.MetricRow]:
+    def metrics(self) -> tuple[observed.MetricRow, ...]:
         metrics = self._proc.metrics
         me = self._self_name() if metrics.own.size else None
-        for member in metrics.all_members():
-            yield from _series(member, self._me, me)
+        return tuple(row for member in metrics.all_members() for row in _series(member, self._me, me))
 
     def _latest_metrics(self) -> tuple[observed.MetricRow, ...]:
         """Return the newest series, without buckets, which would fill a flight record."""
-        rows = [msgspec.structs.replace(one, bounds=(), counts=()) for one in self._metrics()]
+        rows = [msgspec.structs.replace(one, bounds=(), counts=()) for one in self.metrics()]
         return tuple(sorted(rows, key=lambda one: -one.at)[: limits.RECORD_METRICS])
 
     def samples(self) -> tuple[observed.SampleRow, ...]:
@@ -548,11 +552,13 @@ class Inquiries:
 
     Attributes:
         below: Samples of metrics from processes below this one, which no reader has taken.
+        last: Last totals of such processes that have ended.
     """
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self.below: deque[observed.SampleRow] = deque(maxlen=limits.METRIC_SAMPLES_COLLECTED)
+        self.last: deque[observed.ProcView] = deque(maxlen=limits.METRIC_ENDED)
         self._numbers = itertools.count(1)
         self._open: dict[int, Inquiry] = {}
         self._is_taking = False
@@ -593,7 +599,7 @@ class Inquiries:
         below = [view for views in question.views.values() for view in views]
         if takes:
             self._late |= question.awaited
-            return [look(proc), *below]
+            return [look(proc), *below, *self.take_last()]
         silent = [member for member in by_message if member.peer.proc_id not in question.views]
         asked.add([member for member in silent if member.stack_fd >= 0 and not member.gone.is_set()])
         far = [member for member in silent if member.stack_fd < 0 and not member.gone.is_set()]
@@ -616,12 +622,20 @@ class Inquiries:
             views[0] = msgspec.structs.replace(views[0], samples=samples)
         peer.send(Parcel(messages.encode(messages.Observed(number)), [observed.encode(views)]))
 
+    def take_last(self) -> list[observed.ProcView]:
+        """Remove and return the last totals of processes that have ended."""
+        found = list(self.last)
+        self.last.clear()
+        return found
+
     def send_rest(self, owner: Peer) -> None:
-        """Send the samples that are left to the owner, before this process ends."""
-        if samples := take_samples(self._proc):
+        """Send the samples that are left, and the totals, to the owner, before this process ends."""
+        samples, rows = take_samples(self._proc), metric_rows(self._proc)
+        if samples or rows or self.last:
             proc = observed.ProcRow(id=proc_name(self._proc.proc_id))
-            view = observed.ProcView(proc=proc, samples=samples)
-            owner.send(Parcel(messages.encode(messages.Observed(0)), [observed.encode((view,))]))
+            view = observed.ProcView(proc=proc, samples=samples, metrics=rows)
+            views = [view, *self.take_last()]
+            owner.send(Parcel(messages.encode(messages.Observed(0)), [observed.encode(views)]))
 
     def _take_answer(self, peer: Peer, message: messages.Observed, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
@@ -633,6 +647,8 @@ class Inquiries:
         views = observed.decode_views(bodies[0])
         for view in views:
             self.below.extend(view.samples)
+            if message.number == 0 and view.metrics:
+                self.last.append(msgspec.structs.replace(view, samples=()))
         self._late.discard(peer.proc_id)
         if question is not None and is_awaited:
             question.views[peer.proc_id] = tuple(

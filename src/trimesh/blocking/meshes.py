@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -305,6 +306,16 @@ def publish_as(name: str, actors: object, /) -> AbstractContextManager[None]:
     See `trimesh.publish_as`.
     """
     return body_of(programs.publish_as(name, inner_of(actors)), f"the name {name!r}")
+
+
+def log_to(path: str | os.PathLike[str], /, *formats: str) -> AbstractContextManager[None]:
+    """Write the metrics of all processes into files while a block is open: `with tb.log_to("runs/x"):`.
+
+    See `trimesh.log_to`.
+    """
+    from trimesh.telemetry.files import log_to as open_files  # noqa: PLC0415 - few programs need it
+
+    return body_of(open_files(path, *formats), f"the metrics in {os.fspath(path)!r}")
 
 
 def connect(name: str, cls: type[A], /) -> AbstractContextManager[type[A]]:
