@@ -198,6 +198,8 @@ MAP_UNBROKEN_ITEMS: Final = 32
 MAP_UNBROKEN_SECONDS: Final = 1e-3
 """Time for which a `map` sends without letting other tasks run: with a slow source each item is then followed by a
 switch, as the program may be making the items while nothing else of it runs."""
+FUNCTIONS_AT_ONCE_MAX: Final = 1024
+"""Functions of `procs.map` that one process runs at once: each number in use has actors of its own."""
 CALLS_PER_MESSAGE: Final = MAP_UNBROKEN_ITEMS
 """Calls in one message: those that a `map` sends between two turns of Trio's loop. One more would save 3 % of a
 message."""

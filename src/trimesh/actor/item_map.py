@@ -81,6 +81,17 @@ class Unit(msgspec.Struct, eq=False):
     tried: Collection[int] = ()
 
 
+def check_items(items: Any) -> None:
+    """Check that items can be iterated over.
+
+    Raises:
+        TypeError: They cannot.
+    """
+    # An object with only `__getitem__` (e.g. a dataset) is not an `Iterable` to isinstance, but works in a `for`.
+    if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
+        raise TypeError(f"map needs items to iterate over, got {items!r}")
+
+
 class ItemMap(Results[tuple[int, R]]):
     """See `Endpoint.map`.
 
@@ -130,9 +141,10 @@ class ItemMap(Results[tuple[int, R]]):
                 f"map calls an endpoint with one argument, the item: {error}; give the endpoint one parameter, such as "
                 "a tuple or a record"
             ) from None
-        # An object with only `__getitem__` (e.g. a dataset) is not an `Iterable` to isinstance, but works in a `for`.
-        if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
-            raise TypeError(f"map needs items to iterate over, got {items!r}")
+        self._check_items(items)
+
+    def _check_items(self, items: Items) -> None:
+        check_items(items)
         if not self._mesh.ranks:
             raise ValueError(f"map needs a mesh of at least one member, got the empty view {self._mesh!r}")
 

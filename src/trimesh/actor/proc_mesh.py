@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, TypeVarTuple, cast, overload
 
 import trio
 
@@ -18,6 +27,7 @@ from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh._supervision.policy import Policy, check_units, checked_policy
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.options import Merge, Options
 from trimesh.actor.spawning import (
     Spawning,
     borrowing,
@@ -34,18 +44,22 @@ from trimesh.events import OnFailure
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
-from trimesh.shape.value_mesh import Shaped
+from trimesh.shape.value_mesh import Shaped, ValueMesh
 
 if TYPE_CHECKING:
     import torch
 
     from trimesh._runtime.life import BorrowedProcs, OwnedProcs
+    from trimesh.actor.item_map import Items
+    from trimesh.actor.results import Results
     from trimesh.events import MembershipView
     from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh
     from trimesh.tensor.ops import on_mesh
 
 
 R = TypeVar("R")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class ModuleAbove:
@@ -161,13 +175,125 @@ class MakesTensors:
         return on_mesh.device_mesh(self._shown)
 
 
+class RunsFunctions:
+    """Methods of a mesh of processes that run functions there without an actor class."""
+
+    @overload
+    async def call(
+        self, function: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, thread: bool = True
+    ) -> ValueMesh[R]: ...
+    @overload
+    async def call(self, function: Callable[[*Ts], R], /, *args: *Ts, thread: bool = True) -> ValueMesh[R]: ...
+    async def call(self, function: Any, /, *args: Any, thread: bool = True) -> ValueMesh[Any]:  # type: ignore[misc]
+        """Run a function once in every process of this view and return all results.
+
+        Args:
+            function: An async function, which runs in Trio, or a plain one. It is sent as an argument: with
+                `pickle="off"` it must stand at the top of an importable module, and its annotations count.
+            *args: Its arguments; use `functools.partial` for keywords.
+            thread: Run a plain function in a thread, so that its process can still be called; False runs it on the main
+                thread.
+
+        Returns:
+            The results, over the extent of this view.
+
+        Raises:
+            TypeError: It is no function, does not take the arguments, or cannot be sent; nothing was sent.
+            MeshErrorGroup: It has raised, or a process has ended; as from `Endpoint.call`.
+            RuntimeError: This is a reference, and its owner does not share the processes.
+
+        Blocking: a checkpoint, cancellable. A process runs one function at a time; others wait. The first use spawns an
+        actor for them.
+        """
+        from trimesh.actor import functions  # noqa: PLC0415 - few programs need it
+
+        run = functions.run(functions.CALL, cast("ProcMesh", self), function, args, thread=thread)
+        found: ValueMesh[Any] = await run
+        return found
+
+    @overload
+    async def choose(
+        self, function: Callable[[*Ts], Coroutine[Any, Any, R]], /, *args: *Ts, thread: bool = True
+    ) -> R: ...
+    @overload
+    async def choose(self, function: Callable[[*Ts], R], /, *args: *Ts, thread: bool = True) -> R: ...
+    async def choose(self, function: Any, /, *args: Any, thread: bool = True) -> Any:  # type: ignore[misc]
+        """Run a function once, in the live process of this view with the fewest unended functions; see `call`.
+
+        Raises:
+            Exception: The function's own exception, bare.
+        """
+        from trimesh.actor import functions  # noqa: PLC0415 - few programs need it
+
+        return await functions.run(functions.CHOOSE, cast("ProcMesh", self), function, args, thread=thread)
+
+    @overload
+    def map(
+        self,
+        function: Callable[[T], Coroutine[Any, Any, R]],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        window: int | None = None,
+        merge: Merge | None = None,
+        concurrency: int = 1,
+        thread: bool = True,
+    ) -> AbstractAsyncContextManager[Results[tuple[int, R]]]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[[T], R],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        window: int | None = None,
+        merge: Merge | None = None,
+        concurrency: int = 1,
+        thread: bool = True,
+    ) -> AbstractAsyncContextManager[Results[tuple[int, R]]]: ...
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Items,
+        /,
+        *,
+        window: int | None = None,
+        merge: Merge | None = None,
+        concurrency: int = 1,
+        thread: bool = True,
+    ) -> AbstractAsyncContextManager[Results[tuple[int, Any]]]:
+        """Run a function once for each item, on the least busy processes; yield results as they arrive.
+
+        `async with procs.map(f, items) as results: async for index, value in results`; see `Endpoint.map`.
+
+        Args:
+            function: As for `call`; it gets the item.
+            items: As for `Endpoint.map`.
+            window: Items under way; by default as many as can run at once, so that a process gets its next item when it
+                has finished one and that result was taken.
+            merge: "collect" finishes the other items when one has failed.
+            concurrency: How many of these functions a process runs at once, for functions that wait.
+            thread: As for `call`.
+
+        Raises:
+            TypeError, ValueError: As from `call` and `Endpoint.map`.
+
+        Blocking: no checkpoint; entering, each step and leaving are. Cancellable.
+        """
+        from trimesh.actor import functions  # noqa: PLC0415 - few programs need it
+
+        options = Options(merge=merge, window=window)
+        procs = cast("ProcMesh", self)
+        return functions.mapped(procs, function, items, options, concurrency=concurrency, thread=thread)
+
+
 # ---- proc mesh -------------------------------------------------------------------------------------------------------
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(MakesTensors, Shaped):
+class ProcMesh(MakesTensors, RunsFunctions, Shaped):
     """A mesh of processes, or a view of some of them."""
 
     def __init__(
@@ -232,6 +358,11 @@ class ProcMesh(MakesTensors, Shaped):
             return cast("A", handle_on(members.info, actor, members))
 
         return Spawning(f"spawn({name!r}, {class_of(actor).__qualname__})", open_, adopt)
+
+    def _spawned_here(self) -> tuple[OwnedProcs | None, Region]:
+        """Return the processes whose block adopts actors here, None for a reference and `this_proc()`; and the view."""
+        is_owned = self._owned is not None and self._owned.block is not None and not self._is_reference
+        return self._owned if is_owned else None, self._shown
 
     async def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> A:
         """Return the one actor of this name on these processes; spawn it if there is none.

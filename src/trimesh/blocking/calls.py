@@ -341,7 +341,7 @@ class Endpoint(Generic[P, R]):
             items: Iterated in the thread of Trio, so that taking an item must not block, nor wait for calls.
             window: Items that may be under way; see `trimesh.Endpoint.map`.
         """
-        return self._results(self._inner.map(_inner_items(items), window=window))
+        return self._results(self._inner.map(inner_items(items), window=window))
 
     def _results(self, results: Results[T]) -> AbstractContextManager[Iterator[T]]:
         body = body_of(results, f"the results of {results.what}", self._home)
@@ -358,7 +358,7 @@ class Endpoint(Generic[P, R]):
         return repr(self._inner)
 
 
-def _inner_items(items: Iterable[Any]) -> Generator[Any, None, None]:
+def inner_items(items: Iterable[Any]) -> Generator[Any, None, None]:
     try:
         yield from map(inner_of, items)
     finally:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple, cast, overload
 
 from trimesh import programs
 from trimesh._runtime import channels
@@ -26,13 +26,14 @@ from trimesh.blocking.calls import (
     bound,
     calls_here,
     enters,
+    inner_items,
     inner_of,
     mirrored,
     returns_face,
     waits,
 )
 from trimesh.blocking.trio_thread import check_thread
-from trimesh.blocking.work import AnyBody, Body, FacedBody, body_of, wait
+from trimesh.blocking.work import AnyBody, Body, CallFuture, Each, FacedBody, body_of, submit, wait
 from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Extent
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 A = TypeVar("A", bound=Actor)
 M = TypeVar("M")
 ObjectT = TypeVar("ObjectT")
@@ -217,6 +219,24 @@ class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
         body = body_of(self._inner.membership(), f"the members of {self.name}", self._home)
         return FacedBody(body, lambda views: MembershipViews(views, self._home))
 
+    def map(
+        self, function: Callable[[T], Any], items: Iterable[T], /, **options: Any
+    ) -> AbstractContextManager[Iterator[tuple[int, Any]]]:
+        """Run a function once for each item: `with procs.map(f, items) as results: for index, value in results`.
+
+        See `trimesh.ProcMesh.map`; items are iterated in the thread of Trio.
+        """
+        block = self._inner.map(function, inner_items(items), **options)
+        return FacedBody(
+            body_of(block, f"the results of {function!r}", self._home), lambda entered: Each(entered, self._home)
+        )
+
+    def submit(self, function: Callable[[*Ts], Any], /, *args: *Ts, thread: bool = True) -> CallFuture[Any]:
+        """Run a function once, as `choose`, and return a `concurrent.futures.Future`, whose `cancel()` cancels it."""
+        return submit(bound(self._inner.choose, (function, *args), {"thread": thread}), self._home)
+
+    call = waits(proc_mesh.ProcMesh.call)
+    choose = waits(proc_mesh.ProcMesh.choose)
     on_failure = enters(proc_mesh.ProcMesh.on_failure, "the failures of {0.name}")
     supervised = returns_face(calls_here(proc_mesh.ProcMesh.supervised))
     replace = waits(proc_mesh.ProcMesh.replace)

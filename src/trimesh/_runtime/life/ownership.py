@@ -62,6 +62,7 @@ class OwnedProcs:
         members: The child processes; None for the mesh of this very process.
         named: Actors on it that are shared by name.
         borrower: The process that has requested them from this one; 0 for none.
+        function_actors: Actors that run functions on all processes, by how many functions each runs at once.
         is_stopping: Whether its block has begun to stop.
     """
 
@@ -72,6 +73,7 @@ class OwnedProcs:
         self.members = members
         self.named = NamedActors(self)
         self.borrower = ProcId(0)
+        self.function_actors = FunctionActors(self)
 
     @property
     def whole(self) -> Region:
@@ -509,6 +511,27 @@ async def lend(
             lent.ended.set()
     if scope.cancelled_caught:
         raise MeshStopped(f"the block that owns {what} is being left")
+
+
+class FunctionActors:
+    """Actors that run functions of `ProcMesh.call` and `map`, spawned in the block of the processes at first use."""
+
+    def __init__(self, procs: OwnedProcs) -> None:
+        self._procs = procs
+        self._lock = trio.Lock()
+        self._members: dict[type, ActorMembers] = {}
+
+    async def get(self, name: str, cls: type) -> ActorMembers | None:
+        """Return the actors of a class on all processes; None if some have ended before; a checkpoint."""
+        async with self._lock:
+            found = self._members.get(cls)
+            if found is None:
+                members = self._procs.members
+                if members is not None and not all(map(members.is_live, self._procs.whole.ranks())):
+                    return None
+                plan = ActorPlan(self._procs, self._procs.whole, None, name, cls, (), {})
+                found = self._members[cls] = await adopt_actors(plan)
+            return found
 
 
 class _Entry:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trimesh import limits
 from trimesh._runtime.values import torch_values
@@ -272,10 +272,11 @@ class TypedValues(Values):
             return self.encode((args, kwargs), what=f"the arguments of {endpoint}()")
         writer = Writer()
         arguments = self._arguments_of(spec)
-        if spec.fn is self._constructing:
+        applies = self._applies(spec)
+        if applies:
             bound = spec.signature.bind(*args, **kwargs)
-            cls = bound.arguments["cls"]
-            inner = self._construction(writer, cls, bound.arguments["args"], bound.arguments["kwargs"])
+            made = bound.arguments[applies]
+            inner = self._construction(writer, made, bound.arguments["args"], bound.arguments["kwargs"])
             bound.arguments |= {"args": (inner,), "kwargs": {}}
             args, kwargs = bound.args, {}
         return writer.finish(arguments.write(writer, args, kwargs, str(endpoint)))
@@ -287,10 +288,11 @@ class TypedValues(Values):
         reader = Reader.of_message(payload, bodies, DecodeSource(peer.is_owner, self._bindings))
         try:
             args, kwargs = self._arguments_of(spec).read(reader)
-            if spec.fn is self._constructing:
+            applies = self._applies(spec)
+            if applies:
                 bound = spec.signature.bind(*args, **kwargs)
                 inner = reader.part(*bound.arguments["args"])
-                found = self._constructor(bound.arguments["cls"]).read(inner)
+                found = self._constructor(bound.arguments[applies]).read(inner)
                 bound.arguments |= dict(zip(("args", "kwargs"), found, strict=True))
                 args, kwargs = bound.args, {}
         except ProtocolError as error:
@@ -318,6 +320,9 @@ class TypedValues(Values):
 
     def _construction(self, writer: Writer, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         made = class_of(cls)
+        if made is None:  # a function
+            name_of(cls, f"the function {getattr(cls, '__qualname__', cls)}")
+            return self._constructor(cls).write(writer, args, kwargs, cls.__qualname__)
         name_of(made, f"the actor class {made.__qualname__}")
         return self._constructor(cls).write(writer, args, kwargs, made.__qualname__)
 
@@ -326,6 +331,10 @@ class TypedValues(Values):
         if spec.kind is EndpointKind.GENERATOR:
             return self.encode(value, what=f"the end of {spec.name}()")  # the annotation is that of its items
         writer = Writer()
+        if spec.applies:
+            function, value = cast("tuple[Any, Any]", value)
+            text = f"the result of {function.__qualname__}()"
+            return writer.finish(self._result_of_function(function).write(writer, value, text))
         return writer.finish(self._result_of(spec).write(writer, value, spec.result_text))
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
@@ -337,7 +346,8 @@ class TypedValues(Values):
         """Decode a result or an item; `ProtocolError` for bytes that do not fit."""
         if spec is None:
             return self.decode(payload, bodies, what="a result")
-        return self._result_of(spec).read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
+        field = self._result_of(spec) if spec.applied is None else self._result_of_function(spec.applied)
+        return field.read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
 
     def item_type(self, annotation: Any) -> ItemType | None:
         """Return the type of items of a channel; `TypeError` when nothing of that type can travel."""
@@ -356,6 +366,16 @@ class TypedValues(Values):
             return super().decode_sent(payload, bodies, item_type)
         return item_type.field.read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
 
+    def _applies(self, spec: EndpointSpec) -> str:
+        """Return the parameter with a class or function by whose annotations `args` and `kwargs` travel, or ""."""
+        return "cls" if spec.fn is self._constructing else spec.applies
+
+    def _result_of_function(self, function: Callable[..., Any]) -> Field:
+        found = self._results.setdefault(function, {}).get(())
+        if found is None:
+            found = self._results[function][()] = result_of(function, function.__qualname__)
+        return found
+
     def _arguments_of(self, spec: EndpointSpec) -> Arguments:
         found = self._arguments.setdefault(spec.fn, {}).get(spec.bound)
         if found is None:
@@ -366,8 +386,9 @@ class TypedValues(Values):
     def _constructor(self, cls: Any) -> Arguments:
         found = self._constructors.get(cls)
         if found is None:
-            made = class_of(cls)
-            hints = _bound(constructor_hints(made), bound_variables(cls))
+            made = class_of(cls) or cls
+            is_class = isinstance(made, type)
+            hints = _bound(constructor_hints(made), bound_variables(cls)) if is_class else _hints_of(made)
             found = self._constructors[cls] = Arguments(hints, inspect.signature(made), made.__qualname__)
         return found
 
@@ -397,6 +418,10 @@ class TypedValues(Values):
         """Refuse: nothing comes by value."""
         del payload, carried, attachments
         raise ProtocolError(f"a peer must send no definitions with pickle='off', got {definition}")
+
+
+def _hints_of(function: Any) -> Mapping[str, Any]:
+    return resolved_hints(function, function.__qualname__)
 
 
 def _bound(hints: Mapping[str, Any], bound: Mapping[Any, Any]) -> Mapping[str, Any]:

@@ -85,6 +85,8 @@ class EndpointSpec(msgspec.Struct, frozen=True):
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
         arity: Least and greatest number of arguments with which it can be called, all of them positional.
         bound: What type variables of its annotations stand for, as in `Box[int]`; used where nothing is pickled.
+        applies: Its parameter for a function, by whose annotations its parameters `args` and `kwargs` travel.
+        applied: That function, at the caller: its annotation counts for the result.
         answers_later: Whether its first argument is a `Reply`, which answers the call.
         arguments_text, item_text, result_text: Names of its arguments, its items and its result in errors.
     """
@@ -98,6 +100,8 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     signature: inspect.Signature
     answers_later: bool = False
     bound: tuple[tuple[Any, Any], ...] = ()
+    applies: str = ""
+    applied: Callable[..., Any] | None = None
     # Computed from those above.
     slots: str = ""
     parameters: tuple[str, ...] = ()
@@ -141,10 +145,9 @@ def bind_endpoints(cls: Any, endpoints: Mapping[str, EndpointSpec]) -> Mapping[s
 # ---- type arguments --------------------------------------------------------------------------------------------------
 
 
-def class_of(cls: Any) -> type:
-    """Return the class; for `Box[int]` it is `Box`."""
-    found: type = cls if isinstance(cls, type) else get_origin(cls)
-    return found
+def class_of(cls: Any) -> Any:
+    """Return the class; for `Box[int]` it is `Box`, for other objects None."""
+    return cls if isinstance(cls, type) else get_origin(cls)
 
 
 def bound_variables(cls: Any) -> dict[Any, Any]:
