@@ -26,7 +26,7 @@ async def double(number: int) -> float:
 
 @simulate(seeds=5)
 async def test_plain_functions_run_inline_in_a_simulation(mesh: ProcMesh) -> None:
-    """M11: after a delay, as the bodies of threads do."""
+    """M12: after a delay, as the bodies of threads do."""
     start = trio.current_time()
     assert list((await mesh.call(count, "a b")).values()) == [2, 2]
     async with mesh.map(count, ["a"] * 4, concurrency=2) as results:
@@ -36,7 +36,7 @@ async def test_plain_functions_run_inline_in_a_simulation(mesh: ProcMesh) -> Non
 
 @simulate(seeds=1)
 async def test_results_have_the_type_that_the_function_returns(mesh: ProcMesh) -> None:
-    """M11: also of async functions."""
+    """M12: also of async functions."""
     assert_type(await mesh.call(count, "a"), ValueMesh[int])
     assert_type(await mesh.call(double, 2), ValueMesh[float])
     assert_type(await mesh.choose(count, "a"), int)
@@ -51,7 +51,7 @@ async def test_results_have_the_type_that_the_function_returns(mesh: ProcMesh) -
 
 @pytest.mark.real
 def test_script_maps_and_submits_functions() -> None:
-    """M11: as a process pool does."""
+    """M12: as a process pool does."""
     with tb.spawn_procs({"workers": 2}) as procs:
         with procs.map(count, ["to be", "or not to be"]) as results:
             assert sorted(results) == [(0, 2), (1, 4)]
@@ -68,7 +68,7 @@ def test_script_maps_and_submits_functions() -> None:
 
 @pytest.mark.real
 def test_asyncio_maps_functions() -> None:
-    """M11: from any task of the loop."""
+    """M12: from any task of the loop."""
 
     async def main() -> None:
         async with trimesh.aio.spawn_procs({"workers": 2}) as procs:

@@ -1,4 +1,4 @@
-"""Functions that run in processes without an actor class (M11)."""
+"""Functions that run in processes without an actor class (M12)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Starter(Actor):
 
 
 async def test_function_runs_in_every_process_or_in_one(backend: Backend) -> None:
-    """M11: async or plain, by name or by value, in a thread or not."""
+    """M12: async or plain, by name or by value, in a thread or not."""
     thread = not backend.is_sim  # threads have no virtual clock
     async with backend.procs() as procs:
         assert list((await procs.call(count, "a b", thread=thread)).values()) == [2, 2]
@@ -88,7 +88,7 @@ async def test_function_runs_in_every_process_or_in_one(backend: Backend) -> Non
 
 
 async def test_items_are_spread_over_processes(backend: Backend) -> None:
-    """M11: each once; results as they arrive, with their index."""
+    """M12: each once; results as they arrive, with their index."""
     thread = not backend.is_sim
     async with backend.procs() as procs:
         async with procs.map(count, ["a", "b c", ""], thread=thread) as results:
@@ -106,7 +106,7 @@ async def test_items_are_spread_over_processes(backend: Backend) -> None:
 @pytest.mark.parametrize("backend", params("sim"), indirect=True)
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_process_runs_so_many_functions_at_once(backend: Backend, concurrency: int) -> None:
-    """M11: one, unless the map says more; a process gets the next item when it has finished one."""
+    """M12: one, unless the map says more; a process gets the next item when it has finished one."""
     async with backend.procs() as procs:
         before = trio.current_time()
         async with procs.map(note, range(12), concurrency=concurrency) as results:
@@ -117,7 +117,7 @@ async def test_process_runs_so_many_functions_at_once(backend: Backend, concurre
 
 
 async def test_errors_and_cancels_are_those_of_calls(backend: Backend) -> None:
-    """M11: the original exception with coordinates; a cancel reaches the function; nothing is sent that cannot run."""
+    """M12: the original exception with coordinates; a cancel reaches the function; nothing is sent that cannot run."""
     thread = not backend.is_sim
     async with backend.procs() as procs:
         with pytest.raises(KeyError) as bare:
@@ -150,7 +150,7 @@ async def test_errors_and_cancels_are_those_of_calls(backend: Backend) -> None:
 
 
 async def test_functions_run_on_the_present_members(backend: Backend) -> None:
-    """M11: after a death, a replacement and a resize."""
+    """M12: after a death, a replacement and a resize."""
     thread = not backend.is_sim
     async with backend.procs(supervision=Isolate()) as procs:
         await procs.kill([{"gpus": 0}])
@@ -168,7 +168,7 @@ async def test_functions_run_on_the_present_members(backend: Backend) -> None:
 
 
 async def test_actors_run_functions_on_shared_processes(backend: Backend) -> None:
-    """M11: by a reference of `shared=True`; other references refuse."""
+    """M12: by a reference of `shared=True`; other references refuse."""
     async with backend.procs(shared=True) as procs:
         starter = await procs.slice(gpus=0).spawn("starter", Starter)
         assert await starter.ranks.call_one() == [0, 1]
@@ -180,7 +180,7 @@ async def test_actors_run_functions_on_shared_processes(backend: Backend) -> Non
 
 @pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
 async def test_annotations_of_a_function_count_without_pickle(backend: Backend) -> None:
-    """M11, V2: for its arguments, checked at the caller, and its result."""
+    """M12, V2: for its arguments, checked at the caller, and its result."""
     thread = not backend.is_sim
     async with backend.procs() as procs:
         assert list((await procs.call(upper, Text(["a"]), thread=thread)).values()) == [Text(["A"]), Text(["A"])]

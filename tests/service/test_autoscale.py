@@ -78,7 +78,7 @@ class Load:
 @pytest.mark.parametrize("by", [Requests(2), Latency(2.0), lambda found: (found.running + found.queued) / 2])
 @simulate(seeds=2, per_host={"replica": 1}, **HEALED)
 async def test_pool_follows_its_load_up_and_down(mesh, by):
-    """Y15: without flapping, and every request has its answer."""
+    """Y18: without flapping, and every request has its answer."""
     workers = await mesh.spawn("workers", Worker)
     pools = open_pool(workers, along="replica", concurrency=2, procs=mesh)
     async with pools as pool, pool.autoscale(1, 6, by=by, shrink_after=20), trio.open_nursery() as nursery:
@@ -104,7 +104,7 @@ async def test_pool_follows_its_load_up_and_down(mesh, by):
 @both
 @simulate(seeds=3, per_host={"replica": 1}, **HEALED)
 async def test_processes_start_and_end_with_the_load(mesh):
-    """Y15."""
+    """Y18."""
     workers = await mesh.spawn("workers", Worker)
     async with (
         open_pool(workers, along="replica", concurrency=1, procs=mesh) as pool,
@@ -122,7 +122,7 @@ async def test_processes_start_and_end_with_the_load(mesh):
 
 @simulate(seeds=5, per_host={"replica": 3}, **HEALED)
 async def test_load_that_returns_stops_a_shrinking_that_waits(mesh):
-    """Y15: for a long request of a replica that was to leave."""
+    """Y18: for a long request of a replica that was to leave."""
     workers = await mesh.spawn("workers", Worker)
     async with (
         open_pool(workers, along="replica", concurrency=4, procs=mesh) as pool,
@@ -142,7 +142,7 @@ async def test_load_that_returns_stops_a_shrinking_that_waits(mesh):
 
 @simulate(seeds=3, per_host={"replica": 1}, **HEALED)
 async def test_growth_that_fails_is_logged_and_tried_later(mesh, caplog):
-    """Y15: the pool serves on."""
+    """Y18: the pool serves on."""
     workers = await mesh.spawn("workers", BrokenLater)
     caplog.set_level(logging.WARNING, "trimesh")
     caplog.clear()

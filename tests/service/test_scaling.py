@@ -78,7 +78,7 @@ def test_noise_settles(seed: int):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_changes_are_bounded_whatever_the_load_does(seed: int):
-    """SC-1, SC-2."""
+    """SZ-1, SZ-2."""
     dice = random.Random(seed)
     loads = [dice.choice([0.0, 1e9, math.inf, dice.uniform(0, 12)]) for _ in range(400)]
     found = sizes(lambda now: loads[int(now) // 9], least=2, most=8)

@@ -267,11 +267,13 @@ class DoorRun(HostsRun):
         hosts = plain_whole(hosts)
         named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
         count = hosts if isinstance(hosts, int) else sum(hosts.values())
-        async with self.owned(list(await self.claim(count)), named) as mesh:
+        async with self.owned(list(await self.claim(count)), named, shared=shared) as mesh:
             yield mesh
 
     @asynccontextmanager
-    async def owned(self, found: list[DoorHost], named: Mapping[str, int]) -> AsyncGenerator[HostMesh, None]:
+    async def owned(
+        self, found: list[DoorHost], named: Mapping[str, int], *, shared: bool = False
+    ) -> AsyncGenerator[HostMesh, None]:
         """Own the processes on claimed hosts while the body runs; their agents end with it."""
         try:
             whole = Region(Extent(hosts=len(found)))

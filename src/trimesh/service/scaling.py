@@ -1,8 +1,8 @@
 """PURE: number of replicas that a pool should have, from its load; latencies.
 
-SC-1 A size is within its bounds.
-SC-2 Growth needs a load that lasts for `grow_after`, shrinking one for `shrink_after`, both since the last change.
-SC-3 A load that needs what the pool has, within the tolerance, changes nothing.
+SZ-1 A size is within its bounds.
+SZ-2 Growth needs a load that lasts for `grow_after`, shrinking one for `shrink_after`, both since the last change.
+SZ-3 A load that needs what the pool has, within the tolerance, changes nothing.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
+class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
     """Latency of one endpoint's calls, from arrival to end, in seconds.
 
     Attributes:
@@ -165,7 +165,7 @@ class TaskStream(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     endpoints: tuple[str, ...] = ()
     rows: tuple[TaskRow, ...] = ()
-    latencies: tuple[Latency, ...] = ()
+    latencies: tuple[CallLatency, ...] = ()
 
 
 def task_stream(procs: Sequence[ProcRow], since: float, seconds: float) -> TaskStream:
@@ -235,7 +235,7 @@ def _bars(
     return max(1, len(open_bars)), sorted(bars, key=lambda bar: bar.begin)
 
 
-def latencies(calls: Iterable[flight.FlightCall]) -> list[Latency]:
+def latencies(calls: Iterable[flight.FlightCall]) -> list[CallLatency]:
     """Return the latency of calls by endpoint, the one with most calls first."""
     groups = defaultdict[str, list[flight.FlightCall]](list)
     for call in calls:
@@ -245,10 +245,10 @@ def latencies(calls: Iterable[flight.FlightCall]) -> list[Latency]:
     return sorted(found, key=lambda one: -one.count)[: limits.PAGE_ROWS_MAX]
 
 
-def _latency(endpoint: str, calls: list[flight.FlightCall]) -> Latency:
+def _latency(endpoint: str, calls: list[flight.FlightCall]) -> CallLatency:
     lasted = sorted(call.lasted for call in calls)
     waited = sorted(call.waited for call in calls)
-    return Latency(
+    return CallLatency(
         endpoint=endpoint,
         count=len(calls),
         failed=sum(call.outcome == flight.RAISED for call in calls),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed
+from torch.distributed.rendezvous import rendezvous
 
 
 def open_job_store() -> Any:
@@ -18,5 +18,5 @@ def open_job_store() -> Any:
 
     Blocking: a thread, until it is connected.
     """
-    store, _, _ = next(iter(torch.distributed.rendezvous("env://")))
+    store, _, _ = next(iter(rendezvous("env://")))
     return store
