@@ -71,6 +71,7 @@ class Ledger:
     version: int = 0
     generating: set[tuple[int, int]] = attrs.field(factory=set[tuple[int, int]])
     late: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
+    paused: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
     replicas: dict[int, int] = attrs.field(factory=dict[int, int])
     given: dict[int, int] = attrs.field(factory=dict[int, int])
 
@@ -238,7 +239,7 @@ class Caller:
         members = self.ledger.groups.setdefault(group, set())
         members.add(number)
         found: list[int] = []
-        outcome, left_at = "left", 0.0
+        outcome, left_at, is_whole = "left", 0.0, False
         try:
             with trio.move_on_after(limit) as scope:
                 async with verb(number, dice.uniform(0, 0.4), count, is_bad=is_bad) as items:
@@ -251,7 +252,10 @@ class Caller:
                                 self.chaos.sometimes("a stream was left early")
                                 break
                         else:
-                            outcome = "value"
+                            outcome, is_whole = "value", True
+                    except Exception:
+                        is_whole = True  # behind all items that have arrived
+                        raise
                     finally:
                         left_at = trio.current_time()
             if scope.cancelled_caught and limit == 1_000.0:
@@ -262,15 +266,13 @@ class Caller:
             members.discard(number)
         if outcome == "value" and is_bad:
             self.ledger.breach("PW-1", f"stream {number} has ended without its error")
-        self.check_stream(number, found, count, outcome, is_idempotent=is_idempotent, left_at=left_at)
+        if found != list(range(len(found))) or (is_whole and outcome in ("value", "bad") and len(found) != count):
+            self.ledger.breach("PW-11", f"stream {number} of {count} items gave {found}, then {outcome}")
+        self.check_stream(number, outcome, is_idempotent=is_idempotent, left_at=left_at)
         return outcome
 
-    def check_stream(
-        self, number: int, found: list[int], count: int, outcome: str, *, is_idempotent: bool, left_at: float
-    ) -> None:
+    def check_stream(self, number: int, outcome: str, *, is_idempotent: bool, left_at: float) -> None:
         ledger = self.ledger
-        if found != list(range(len(found))) or (outcome in ("value", "bad") and len(found) != count):
-            ledger.breach("PW-11", f"stream {number} of {count} items gave {found}, then {outcome}")
         if left_at and trio.current_time() - left_at < limits.STALLED_ACK_SECONDS:  # else it was abandoned
             ledger.late += [one for one in ledger.generating if one[0] == number]
         starts = ledger.starts.get(number, 0)
@@ -330,8 +332,12 @@ async def disturb(pool: Any, chaos: Any, ledger: Ledger) -> None:
 
 
 async def pause(pool: Any, mode: str, seconds: float, ledger: Ledger) -> None:
+    begun = trio.current_time()
     async with pool.paused(mode):
         if mode != "keep":
+            if trio.current_time() - begun < limits.STALLED_ACK_SECONDS:  # else some may be abandoned
+                read = set().union(*ledger.groups.values())
+                ledger.paused += [one for one in ledger.generating if one[0] in read]
             if pool.statistics().running:
                 ledger.breach("PW-3", f"requests run inside of a pause: {pool.statistics()}")
             ledger.is_quiet = True
@@ -398,9 +404,11 @@ def counts_close(pool: Any, ledger: Ledger) -> None:
     if found.made != over or not idle or any(load != (0, 0.0) for load in loads):
         ledger.breach("PW-5", f"counts do not close: {found}")
     # A killed process runs no clean-up, so only those count that are the same to the end.
-    going = {one for one in (*ledger.late, *ledger.generating) if one[1] in ledger.replicas.values()}
-    if going:
+    living = ledger.replicas.values()
+    if going := [one for one in (*ledger.late, *ledger.generating) if one[1] in living]:
         ledger.breach("PW-12", f"generators of streams that were left went on: {going}")
+    if going := [one for one in ledger.paused if one[1] in living]:
+        ledger.breach("PW-3", f"generators ran inside of a pause: {going}")
 
 
 async def pool_workload(mesh: Any, chaos: Any, *, is_elastic: bool = False) -> None:
