@@ -245,12 +245,13 @@ async def test_places_are_free_when_their_block_and_mesh_have_ended() -> None:
     """H28: also if the mesh outlives the block, or its start fails; places take one mesh at a time."""
     with trio.fail_after(HANG_SECONDS):
         async with jobs.LocalJob(1) as hosts, trio.open_nursery() as nursery:
-            is_over = trio.Event()
+            is_over, has_ended = trio.Event(), trio.Event()
 
             async def hold(places: trimesh.Places, *, task_status: trio.TaskStatus[Any]) -> None:
                 async with hosts.spawn_procs(on=places, name="first") as procs:
                     task_status.started(procs)
                     await is_over.wait()
+                has_ended.set()
 
             async with hosts.place({"a": Need(gpus=4)}) as placement:
                 procs = await nursery.start(hold, placement["a"])
@@ -263,7 +264,7 @@ async def test_places_are_free_when_their_block_and_mesh_have_ended() -> None:
                 await hosts.spawn_procs(on=placement["a"])
             assert len(await seen_by(procs)) == 1
             is_over.set()
-            await procs.stop()
+            await has_ended.wait()
             async with hosts.place({"b": Need(gpus=4)}) as placement:
                 with pytest.raises(MeshErrorGroup, match="could not be started"):
                     async with hosts.spawn_procs(on=placement["b"], env={"CUDA_VISIBLE_DEVICES": "0"}):
