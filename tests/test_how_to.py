@@ -34,8 +34,11 @@ async def main():
     while not server.started:
         await asyncio.sleep(0)
     port = server.servers[0].sockets[0].getsockname()[1]
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/square/7") as response:
-        assert await response.json() == {"square": 49}
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        async with session.get("/square/7") as response:
+            assert await response.json() == {"square": 49}
+        async with session.get("/pool/ready") as response:
+            assert (response.status, (await response.text()).strip()) == (200, "ready")
     server.should_exit = True
     await serving
 

@@ -505,6 +505,12 @@ POOL_LATENCIES: Final = 512
 """Latencies of the last requests of a pool that its percentiles are of: 25 lie above the 95th."""
 POOL_LATENCY_SECONDS: Final = 60.0
 """Age of such a latency at most: older ones are of another load."""
+POOL_BUDGET: Final = 0.2
+"""Further attempts of a pool for each of its requests where `budget=` is left out: an outage adds a fifth of load."""
+POOL_BUDGET_START: Final = 10.0
+"""Further attempts that are saved up at most: a pool with few requests can retry them, too."""
+POOL_HEDGE_SAMPLES: Final = 20
+"""Requests of an endpoint after which their 95th percentile is computed, first and anew."""
 AUTOSCALE_SECONDS: Final = 1.0
 """Interval at which `autoscale` samples the load where `every=` is left out."""
 AUTOSCALE_GROW_SECONDS: Final = 3.0

@@ -29,8 +29,19 @@ import attrs
 import trio
 
 import trimesh
-from trimesh import Actor, Backoff, Overloaded, ProcDied, RemoteCancelled, Restart, Unresponsive, endpoint, limits
-from trimesh.service import Paused, open_pool
+from trimesh import (
+    Actor,
+    Backoff,
+    Overloaded,
+    ProcDied,
+    RemoteCancelled,
+    Restart,
+    Retry,
+    Unresponsive,
+    endpoint,
+    limits,
+)
+from trimesh.service import Paused, Rate, open_pool
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
 REPLICAS = 3
@@ -42,6 +53,11 @@ REQUESTS = 4
 
 WINDOW = 2
 """Items that a stream may be ahead."""
+
+FLAKY_SECONDS = 1.2
+"""Idempotent requests that are to take longer fail once by an error that is retried; slow ones are hedged."""
+
+POLICIES: dict[str, Any] = {"retry": Retry(1, on=ConnectionError), "hedge": 1.0, "budget": 1.0, "rate": Rate(50)}
 
 HEALED = Restart("one_for_one", intensity=10_000, period=60, backoff=Backoff(0.5, cap=1))
 STATES = (
@@ -127,6 +143,9 @@ class Replica(Actor):
 
     @endpoint(concurrency=CONCURRENCY, group="work", idempotent=True)
     async def again(self, number: int, seconds: float, *, is_bad: bool) -> int:
+        if seconds > FLAKY_SECONDS and number not in LEDGERS[-1].starts:
+            LEDGERS[-1].start(number)
+            raise ConnectionError(number)
         return await Replica.once(self, number, seconds, is_bad=is_bad)
 
     @endpoint(concurrency=CONCURRENCY, group="work")
@@ -418,7 +437,7 @@ async def pool_workload(mesh: Any, chaos: Any, *, is_elastic: bool = False) -> N
     replicas = await mesh.spawn("replicas", Replica)
     plan = chaos.plan(kill=2, lag=1, slow=1, delay=1, every=(0.5, 4), max_down=1)
     elastic: dict[str, Any] = {"along": "gpus", "procs": mesh} if is_elastic else {}
-    pools = open_pool(replicas, concurrency=CONCURRENCY, queue=QUEUE, **elastic)
+    pools = open_pool(replicas, concurrency=CONCURRENCY, queue=QUEUE, **elastic, **POLICIES)
     with trimesh.configured(stream_window=WINDOW):
         await work_on(pools, chaos, plan, ledger)
     if ledger.breaches:

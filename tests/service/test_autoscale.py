@@ -13,7 +13,7 @@ from tests.service.test_pool import HEALED, both, until
 
 import trimesh
 from trimesh import Actor, FailFast, endpoint
-from trimesh.service import Latency, Requests, open_pool
+from trimesh.service import LatencyTarget, Requests, open_pool
 from trimesh.testing import simulate
 
 
@@ -75,7 +75,7 @@ class Load:
         return size(self.pool)
 
 
-@pytest.mark.parametrize("by", [Requests(2), Latency(2.0), lambda found: (found.running + found.queued) / 2])
+@pytest.mark.parametrize("by", [Requests(2), LatencyTarget(2.0), lambda found: (found.running + found.queued) / 2])
 @simulate(seeds=2, per_host={"replica": 1}, **HEALED)
 async def test_pool_follows_its_load_up_and_down(mesh, by):
     """Y18: without flapping, and every request has its answer."""

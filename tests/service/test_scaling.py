@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trimesh.service.scaling import Latencies, Latency, Requests, Scaler
+from trimesh.service.scaling import Latencies, LatencyTarget, Requests, Scaler
 
 GROW, SHRINK = 3.0, 60.0
 
@@ -148,7 +148,7 @@ def test_requests_that_run_or_wait_are_shared_out():
     ],
 )
 def test_latency_calls_for_replicas(sample: Any, size: int, demand: float):
-    assert Latency(2.0).demand(sample, size) == pytest.approx(demand)
+    assert LatencyTarget(2.0).demand(sample, size) == pytest.approx(demand)
 
 
 def test_quantiles_are_of_the_last_requests():
@@ -167,7 +167,7 @@ def test_quantiles_are_of_the_last_requests():
     ("make", "text"),
     [
         (lambda: Requests(0), "above 0"),
-        (lambda: Latency(math.nan), "above 0"),
+        (lambda: LatencyTarget(math.nan), "above 0"),
         (lambda: Scaler(0, 2, grow_after=1, shrink_after=1), "1 <= least <= most"),
         (lambda: Scaler(3, 2, grow_after=1, shrink_after=1), "1 <= least <= most"),
         (lambda: Scaler(1, 2, grow_after=2, shrink_after=1), "grow_after <= shrink_after"),

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 import trio
 
 from trimesh import limits, service
+from trimesh.actor.options import Retry
 from trimesh.actor.verbs import Outcome
 from trimesh.blocking.calls import (
     Endpoint,
@@ -288,6 +289,10 @@ def open_pool(
     sessions: int = limits.POOL_SESSIONS,
     health: service.Health | None = None,
     procs: ProcMesh | None = None,
+    retry: Retry | None = None,
+    hedge: float | Literal["p95"] | None = None,
+    budget: float = limits.POOL_BUDGET,
+    rate: service.Rate | None = None,
 ) -> AbstractContextManager[Pool[A]]:
     """Put the actors of a mesh behind one name.
 
@@ -305,6 +310,10 @@ def open_pool(
         sessions=sessions,
         health=health,
         procs=inner_of(procs),
+        retry=retry,
+        hedge=hedge,
+        budget=budget,
+        rate=rate,
     )
     body = body_of(block, f"the pool of {inner!r}", home_of(mesh))
     return FacedBody(body, lambda pool: Pool(pool, body))

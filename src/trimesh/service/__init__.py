@@ -8,12 +8,14 @@ trainer that runs at the same time; `open_store` keeps values by key.
 from trimesh.errors import Overloaded
 from trimesh.service.dispatch import Adaptive, Affinity, LeastLoaded, RoundRobin
 from trimesh.service.errors import Paused
+from trimesh.service.health_app import health_app
 from trimesh.service.kinds import register
 from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession, PoolStatistics, ReplicaStatistics, open_pool
 from trimesh.service.pool.replicas import Health
 from trimesh.service.pool.streams import PoolStream
 from trimesh.service.replay import ReplayBuffer, ReplayStatistics, open_replay
-from trimesh.service.scaling import Latency, Requests
+from trimesh.service.request_policies import Rate
+from trimesh.service.scaling import LatencyTarget, Requests
 from trimesh.service.slots import Lease, Slots, SlotStatistics, open_slots
 from trimesh.service.store import Store, StoreStatistics, open_store
 
@@ -21,7 +23,7 @@ __all__ = [
     "Adaptive",
     "Affinity",
     "Health",
-    "Latency",
+    "LatencyTarget",
     "Lease",
     "LeastLoaded",
     "Overloaded",
@@ -31,6 +33,7 @@ __all__ = [
     "PoolSession",
     "PoolStatistics",
     "PoolStream",
+    "Rate",
     "ReplayBuffer",
     "ReplayStatistics",
     "ReplicaStatistics",
@@ -40,6 +43,7 @@ __all__ = [
     "Slots",
     "Store",
     "StoreStatistics",
+    "health_app",
     "open_pool",
     "open_replay",
     "open_slots",

@@ -454,6 +454,24 @@ class Dispatcher(Generic[Q]):
             self._give_up(request)
         self._put(request)
 
+    def grant_beside(self, request: Q, index: int) -> bool:
+        """Assign a copy of a request to another replica than `index` at once; return whether one has room."""
+        serving = self.serving()
+        candidates = [one for one in serving if one.running < one.limit and one.index != index and one.is_up]
+        if self.pauses or not candidates:
+            return False
+        self._give(request, min(candidates, key=_load_of))
+        return True
+
+    def give_back(self, request: Q) -> None:
+        """Free the replica of a running request, which will be queued again."""
+        self._give_up(request)
+        request.state, request.replica = "new", None
+
+    def put_again(self, request: Q) -> None:
+        """Queue a request again at its old place."""
+        self._put(request)
+
     def take(self) -> list[tuple[Q, Replica]]:
         """Assign requests to replicas with room; return each with its replica."""
         taken: list[tuple[Q, Replica]] = []

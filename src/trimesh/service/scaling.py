@@ -47,8 +47,8 @@ class Requests:
         return _outstanding(statistics) / self.per_replica
 
 
-class Latency:
-    """Scale by the latency of requests, with their time in the queue: `Latency(2.0)` keeps the 95th percentile there.
+class LatencyTarget:
+    """Scale by latency, time in the queue included: `LatencyTarget(2.0)` keeps the 95th percentile there.
 
     The pool grows while the percentile exceeds the target. It shrinks by one while the percentile is below the target
     and the requests would take half of the room of one replica fewer, at most.
@@ -63,7 +63,7 @@ class Latency:
     def __init__(self, p95: float) -> None:
         found = real_number(p95)
         if found is None or not 0 < found < math.inf:
-            raise ValueError(f"Latency needs seconds above 0, got {p95!r}")
+            raise ValueError(f"LatencyTarget needs seconds above 0, got {p95!r}")
         self.p95 = found
 
     def demand(self, statistics: PoolStatistics, size: int) -> float:
@@ -83,7 +83,7 @@ def _outstanding(statistics: PoolStatistics) -> int:
     return statistics.running + statistics.queued + statistics.arriving
 
 
-ScaleBy = Requests | Latency | Callable[["PoolStatistics"], float]
+ScaleBy = Requests | LatencyTarget | Callable[["PoolStatistics"], float]
 """Rule for the number of replicas that a load needs; a function returns it from the statistics."""
 
 

@@ -12,7 +12,7 @@ import trio
 
 from trimesh.errors import MeshErrorGroup, text_of
 from trimesh.plain_numbers import plain_real, real_number
-from trimesh.service.scaling import Latency, Requests, ScaleBy, Scaler
+from trimesh.service.scaling import LatencyTarget, Requests, ScaleBy, Scaler
 
 if TYPE_CHECKING:
     from trimesh.service.pool.engine import PoolEngine
@@ -47,8 +47,10 @@ class Autoscaling:
         every = plain_real(every)
         if not 0 < every < math.inf:
             raise ValueError(f"autoscale needs every > 0 seconds, got {every!r}")
-        if not isinstance(by, Requests | Latency) and not callable(by):
-            raise TypeError(f"autoscale needs by=Requests(n), Latency(seconds) or a function of statistics, got {by!r}")
+        if not isinstance(by, Requests | LatencyTarget) and not callable(by):
+            raise TypeError(
+                f"autoscale needs by=Requests(n), LatencyTarget(seconds) or a function of statistics, got {by!r}"
+            )
         if engine.change_size is None:
             raise ValueError(
                 f"autoscale needs a pool that starts and ends processes, and that of {engine.mesh.name} was opened "
@@ -95,7 +97,7 @@ class Autoscaling:
         return sum(not replica.is_absent for replica in self._engine.dispatcher.replicas)
 
     def _demand(self, statistics: PoolStatistics, size: int) -> float:
-        if isinstance(self._by, Requests | Latency):
+        if isinstance(self._by, Requests | LatencyTarget):
             return self._by.demand(statistics, size)
         wanted = self._by(statistics)
         found = real_number(wanted)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal, get_args
@@ -37,6 +37,7 @@ from trimesh.service.dispatch import Dispatcher, PoolRequest
 from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
 from trimesh.service.pool import streams
+from trimesh.service.pool.attempts import Attempts
 from trimesh.service.pool.updates import Updates
 from trimesh.service.scaling import Latencies
 
@@ -86,6 +87,7 @@ class PoolCall(PoolRequest, eq=False, kw_only=True):
         news: Set when it is admitted to the queue, then when it has a replica; None unless its task waits for that.
         error: Error to raise in place of the cancel.
         is_unrouted: True if `error` is that of its route.
+        errors: Errors of attempts that were retried.
         tries: Number of replicas that died while they ran it, or before they began it.
         end: Ends an open stream, which runs outside of `scope`, for a reason; None for other calls.
     """
@@ -96,7 +98,12 @@ class PoolCall(PoolRequest, eq=False, kw_only=True):
     error: Exception | None = None
     is_unrouted: bool = False
     tries: int = 0
+    errors: Sequence[Exception] = ()
     end: Callable[[str], None] | None = None
+
+    def copy(self) -> PoolCall:
+        """Return a new call with the same arguments and cost, to run beside this one."""
+        return PoolCall(self.args, self.kwargs, cost=self.cost, size=self.size, name=self.name)
 
     def cancel(self, error: Exception) -> None:
         """Cancel it; its caller gets this error."""
@@ -111,6 +118,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.made = self.succeeded = self.failed = self.cancelled = self.refused = self.retried = 0
+        self.hedged = self.limited = 0
 
 
 class PoolEngine:
@@ -120,6 +128,7 @@ class PoolEngine:
         views: The replicas.
         dispatcher: Assigns calls to replicas.
         counts: Outcomes of calls.
+        attempts: Policies for its requests.
         arrivals: Calls that wait for room in the queue.
         calls: All calls that are not over, in the order of arrival.
         is_closed: Whether its block is being left.
@@ -136,8 +145,11 @@ class PoolEngine:
     nursery: trio.Nursery
     updates: Updates
 
-    def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher[PoolCall]) -> None:
+    def __init__(
+        self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher[PoolCall], attempts: Attempts
+    ) -> None:
         self.mesh = mesh
+        self.attempts = attempts
         self.views = views
         self._sizes = [len(view) for view in views]
         self.dispatcher = dispatcher
@@ -164,6 +176,7 @@ class PoolEngine:
         made = trio.current_time()
         try:
             with call.scope:
+                await self.attempts.wait_turn(self, call, options)
                 admitted = self.admit(call, options)
                 if admitted is not None:
                     await admitted.wait()
@@ -267,9 +280,12 @@ class PoolEngine:
             dispatcher = self.dispatcher
             begun = trio.current_time() if dispatcher.measures else 0.0
             try:
-                result = await self._run_on(index, call)
+                run = self.attempts.run_hedged if self.attempts.is_hedging else None
+                result = await (self.run_on(index, call) if run is None else run(self, index, call))
             except Exception as error:
                 if not self.is_end_of(call, error):
+                    if await self.attempts.wait_retry(self, call, error):
+                        continue
                     dispatcher.end(call, trio.current_time() - begun if dispatcher.measures else None)
                     raise
                 self.see_down(index)
@@ -291,7 +307,8 @@ class PoolEngine:
                 return call.replica
             self.send_elsewhere(call)
 
-    def _run_on(self, index: int, call: PoolCall) -> Awaitable[Any]:
+    def run_on(self, index: int, call: PoolCall) -> Awaitable[Any]:
+        """Run a call on a replica."""
         endpoint: Endpoint[..., Any] = getattr(self.views[index], call.name)
         if self._sizes[index] == 1:
             return endpoint.call_one(*call.args, **call.kwargs)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, get_args
 
 import attrs
 import msgspec
@@ -17,7 +17,7 @@ from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now, in_trio_
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh, processes_of
 from trimesh.actor.host_mesh import this_proc
-from trimesh.actor.options import check_window
+from trimesh.actor.options import Retry, check_window
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.verbs import Outcome
 from trimesh.config import current
@@ -25,11 +25,13 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch import Adaptive, ByFunction, Dispatcher, LeastLoaded, PoolRoute
 from trimesh.service.owner_calls import hand_over
+from trimesh.service.pool.attempts import Attempts
 from trimesh.service.pool.autoscaling import Autoscaling
 from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull
 from trimesh.service.pool.replicas import ElasticReplicas, Health, Rolling
 from trimesh.service.pool.streams import FrontItems, PoolItems, PoolStream
 from trimesh.service.pool.updates import Updates
+from trimesh.service.request_policies import Rate
 from trimesh.service.scaling import ScaleBy, Scaler
 
 if TYPE_CHECKING:
@@ -80,11 +82,13 @@ class PoolStatistics:
         failed: Requests whose endpoint or route raised, or whose replica died.
         cancelled: Requests cancelled by their caller or by the pool, and streams that were left early.
         refused: Requests that met a full queue with `when_full="refuse"`.
-        retried: Number of times that a request was sent to another replica.
+        retried: Number of times that a request was sent again, mostly to another replica.
+        hedged: Number of requests that a second replica ran, too; only the replica's own `running` counts such a run.
+        limited: Number of requests that had to wait for `rate=`.
         running: Requests that run on replicas.
         queued: Requests in the queue.
         queued_bytes: Estimated bytes of their arguments.
-        arriving: Requests whose callers wait for room in the queue.
+        arriving: Requests whose callers wait for room in the queue, for the rate, or for the backoff of a retry.
         sessions: Number of known sessions.
         is_paused: Whether `paused` holds the queue.
         replicas: Statistics of all replicas.
@@ -100,6 +104,8 @@ class PoolStatistics:
     cancelled: int
     refused: int
     retried: int
+    hedged: int
+    limited: int
     running: int
     queued: int
     queued_bytes: int
@@ -125,7 +131,7 @@ class PoolEndpoint(Generic[P, R]):
         Raises:
             Exception: The exception of the endpoint; of a replica of several members a `MeshErrorGroup`.
             ProcDied: The replica died, and the request may have run, so it is not sent again.
-            Overloaded: The queue is full, with `options(when_full="refuse")`.
+            Overloaded: The queue is full, or the rate exceeded, with `options(when_full="refuse")`.
             Paused: The pool was paused by `paused("abort")` while the request ran.
             RemoteCancelled: `cancel` or `cancel_all` cancelled the request.
             MeshStopped: The block of the pool is being left.
@@ -328,7 +334,7 @@ class Pool(Generic[A]):
         Args:
             least: Smallest number of replicas, at least 1.
             most: Greatest number.
-            by: `Requests(n)` for n requests of a replica, running or waiting; `Latency(seconds)` for the 95th
+            by: `Requests(n)` for n requests of a replica, running or waiting; `LatencyTarget(seconds)` for the 95th
                 percentile; or a function from `PoolStatistics` to a number of replicas, not rounded, which must not
                 wait.
             every: Seconds between two samples of the load.
@@ -365,7 +371,9 @@ class Pool(Generic[A]):
         ]
         return PoolStatistics(
             counts.made, counts.succeeded, counts.failed, counts.cancelled, counts.refused, counts.retried,
-            dispatcher.running, dispatcher.waiting.count, dispatcher.waiting.bytes, len(engine.arrivals),
+            counts.hedged, counts.limited, dispatcher.running - engine.attempts.beside, dispatcher.waiting.count,
+            dispatcher.waiting.bytes,
+            len(engine.arrivals) + engine.attempts.delayed,
             len(dispatcher.sessions), dispatcher.pauses > 0, tuple(replicas), engine.reading,
             p50=p50, p95=p95,
         )  # fmt: skip
@@ -461,6 +469,10 @@ def open_pool(
     sessions: int = limits.POOL_SESSIONS,
     health: Health | None = None,
     procs: ProcMesh | None = None,
+    retry: Retry | None = None,
+    hedge: float | Literal["p95"] | None = None,
+    budget: float = limits.POOL_BUDGET,
+    rate: Rate | None = None,
 ) -> AbstractAsyncContextManager[Pool[M]]:
     """Put the actors of a mesh behind one name.
 
@@ -480,6 +492,15 @@ def open_pool(
         health: Health check of replicas; without it only deaths take replicas out of service.
         procs: The processes in which the actors run, if `along` is their first dimension: the pool follows their size,
             and `Pool.resize` changes it.
+        retry: Errors after which a request is made again, how often, and after which time: `Retry(2, on=(OSError,))`.
+            Only for endpoints with `idempotent=True`. Deaths of replicas need none.
+        hedge: Time after which a request of an endpoint with `idempotent=True` is also sent to a second replica, if one
+            has room: seconds, or "p95", a tenth more than 95 of 100 requests of the endpoint took at their replicas.
+            The first answer counts; the other replica's run is cancelled, without waiting for its end. Requests of
+            sessions are not hedged.
+        budget: Retries and hedges for each request, from 0 to 1. Beyond it errors are raised at once, and nothing is
+            hedged, so that an outage does not multiply the load.
+        rate: Greatest rate at which requests and streams begin: `Rate(100)`.
 
     Returns:
         A context manager for the pool. Leaving it refuses new requests, cancels those under way with `MeshStopped` at
@@ -518,7 +539,8 @@ def open_pool(
         queue_bytes=queue_bytes,
         sessions=sessions,
     )
-    engine = PoolEngine(handle, views, dispatcher)
+    attempts = Attempts(handle, retry=retry, hedge=hedge, budget=budget, rate=rate)
+    engine = PoolEngine(handle, views, dispatcher, attempts)
     elastic = None if procs is None else ElasticReplicas(engine, procs, along)
     return in_trio_block(_open(engine, health, elastic))
 

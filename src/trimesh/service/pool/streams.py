@@ -123,6 +123,8 @@ class PoolItems(Stream[R]):
         call, engine = self._call, self._engine
         call.scope = trio.CancelScope()
         with call.scope:
+            if call.state == "new":
+                await engine.attempts.wait_turn(engine, call, self._call_options)
             if call.state == "new" and (admitted := engine.admit(call, self._call_options)) is not None:
                 await admitted.wait()
             while not self._is_sent:
