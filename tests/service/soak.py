@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from collections import Counter
+from collections.abc import AsyncGenerator
 from random import Random
 from typing import Any
 
@@ -40,6 +41,12 @@ class Generator(Actor):
     async def generate(self, number: int) -> int:
         await trio.sleep(0.002)
         return number
+
+    @endpoint(concurrency=4)
+    async def count(self, number: int, items: int) -> AsyncGenerator[int, None]:
+        for step in range(items):
+            await trio.sleep(0.001)
+            yield number + step
 
     @endpoint(idempotent=True)
     def pull(self, version: int) -> None:
@@ -68,13 +75,28 @@ class Run:
             try:
                 async with self.slots.lease() as lease:
                     number = self.asked = self.asked + 1
-                    found = await self.pool.generate(number)
+                    found = await self.ask(number)
                     if found != number:
                         self.problems.append(f"request {number} gave {found!r}")
                     self.outcomes["value"] += 1
                     await self.buffer.add((number, lease.version), version=lease.version)
             except (ProcDied, Paused, RemoteCancelled) as error:
                 self.outcomes[type(error).__name__] += 1
+
+    async def ask(self, number: int) -> int:
+        """Make a request, or read a stream, to its end or not."""
+        kind = self.dice.randrange(4)
+        if kind < 2:
+            return await self.pool.generate(number)
+        read: list[int] = []
+        async with self.pool.stream.count(number, 20) as items:
+            async for item in items:
+                read.append(item)
+                if kind == 3 and len(read) == 5:
+                    break
+        if read != list(range(number, number + (5 if kind == 3 else 20))):
+            self.problems.append(f"stream {number} gave {read}")
+        return read[0]
 
     async def train(self) -> None:
         while True:
@@ -133,7 +155,7 @@ class Run:
         """Look whether counts close, with nothing under way."""
         requests, items, places = self.pool.statistics(), self.buffer.statistics(), self.slots.statistics()
         over = requests.succeeded + requests.failed + requests.cancelled
-        if requests.made != over or requests.running or requests.queued:
+        if requests.made != over or requests.running or requests.reading or requests.queued:
             self.problems.append(f"requests do not close: {requests}")
         if items.added != items.stored + items.taken + sum(items.evicted.values()) or items.held:
             self.problems.append(f"items do not close: {items}")

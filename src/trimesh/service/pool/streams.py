@@ -163,11 +163,12 @@ class PoolItems(Stream[R]):
 
     def _over(self) -> None:
         """Free the place at the replica: all members have settled."""
-        call = self._call
-        call.end = None
-        if self._seconds is None and self._stream is not None and not self._stream.collector.failures:
+        stream = self._stream
+        assert stream is not None
+        self._call.end = stream.on_over = None
+        if self._seconds is None and not stream.collector.failures:
             self._seconds = trio.current_time() - self._sent_at
-        self._engine.release(call, self._seconds)
+        self._engine.release(self._call, self._seconds)
 
     def _end(self, reason: str) -> None:
         """End the open stream for the pool, whatever its consumer does."""
@@ -259,6 +260,8 @@ class PoolItems(Stream[R]):
 
     def _conclude(self) -> None:
         call, engine = self._call, self._engine
+        if self._stream is not None:
+            self._stream.on_over = None  # a cycle of references otherwise
         if call in engine.calls:
             engine.let_go(call)
         else:
