@@ -745,6 +745,9 @@ PLACEMENT_CHECKS_MAX: Final = 200_000
 search that finds a placement without going back takes as many as it has processes and hosts that are full."""
 PLACEMENT_PROCS_MAX: Final = 8_192
 """Processes of one placement: eight on each of as many hosts as a job may have."""
+NVML_SECONDS: Final = 20.0
+"""Wait for the GPU driver to list its GPUs: it loads in some seconds after the start of a machine, and hangs when a
+GPU has failed. Then the host counts as one without GPUs."""
 PLACEMENT_SHARES_MAX: Final = 1_000
 """Parts into which a GPU can be divided: `gpus=` is rounded to the nearest fraction with at most this denominator."""
 

@@ -2,6 +2,7 @@
  *
  * FAKE_GPUS       their number
  * FAKE_SLICED     index of one that is divided into two slices; -1 for none
+ * FAKE_SLOW      1 lets the driver take 0.3 s
  * FAKE_HIDDEN     index of one that this process may not use; -1 for none
  *
  * The UUIDs begin with the parent of the parent of this process: the agent of a host, or the program.
@@ -35,7 +36,10 @@ static int owner(void) {
     return parent;
 }
 
-int nvmlInit_v2(void) { return number("FAKE_BROKEN", 0) ? 9 : 0; }
+int nvmlInit_v2(void) {
+    if (number("FAKE_SLOW", 0)) usleep(300000);
+    return number("FAKE_BROKEN", 0) ? 9 : 0;
+}
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int status) { return status == 9 ? "Driver Not Loaded" : "Some Error"; }
 

@@ -9,8 +9,10 @@ import pytest
 from tests.rows import rows
 from tests.runtime import fake_nvml
 
+from trimesh import limits, this_proc
 from trimesh._runtime.system.inventory import cpu_limit, gpus_here, labels_of, memory_limit, take_inventory, visible_of
 from trimesh._runtime.system.nvml import GPUDevice, NVMLError, node_of, open_nvml
+from trimesh.actor.placement import Inspector
 from trimesh.errors import ConfigError
 
 
@@ -127,6 +129,18 @@ def test_node_of_a_pci_address(tmp_path: Path) -> None:
 
     assert node_of("0000:3b:00.0", tmp_path) == 1
     assert node_of("0000:3c:00.0", tmp_path) == -1
+
+
+async def test_a_driver_that_hangs_is_a_host_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml.install(monkeypatch, 2, FAKE_SLOW="1")
+    monkeypatch.setattr(limits, "NVML_SECONDS", 0.01)
+
+    async with this_proc().spawn("inspector", Inspector) as inspector:
+        found = await inspector.inspect.call_one()
+
+    assert found.gpus == ()
+    assert found.no_gpus == "the driver did not answer within limits.NVML_SECONDS (0.01 s)"
+    assert found.cpus
 
 
 def test_cpus_memory_and_labels_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from trimesh import limits
 from trimesh._runtime import life
 from trimesh._runtime.peers import LaunchRequest
 from trimesh._runtime.spawner import ProcOptions
-from trimesh._runtime.system import GPU, HostShare, Inventory, simulated_inventory, take_inventory
+from trimesh._runtime.system import GPU, HostShare, Inventory, own_gpus, simulated_inventory, take_inventory
 from trimesh._supervision.placement import Demand, Spread
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
@@ -161,7 +161,11 @@ class Inspector(Actor):
         proc = life.current_proc()
         if proc.is_simulated:
             return simulated_inventory(proc.host_name)
-        return await trio.to_thread.run_sync(take_inventory)
+        gpus: tuple[GPU, ...] = ()
+        why = f"the driver did not answer within limits.NVML_SECONDS ({limits.NVML_SECONDS:g} s)"
+        with trio.move_on_after(limits.NVML_SECONDS):
+            gpus, why = await trio.to_thread.run_sync(own_gpus, abandon_on_cancel=True)
+        return take_inventory(gpus, why)
 
 
 async def _inspect(hosts: HostMesh) -> ValueMesh[Inventory]:

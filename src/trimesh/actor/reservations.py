@@ -127,8 +127,8 @@ class Account:
         self._inspecting = trio.Lock()
 
     def update(self, name: str, host: object, inventory: Inventory) -> None:
-        """Take a newer inventory, unless the reservations here began with the present one (RV-4)."""
-        if not self.slots or host is not self.host:
+        """Take a newer inventory, unless the reservations here began with the present one (RV-4), or need it."""
+        if not self.slots or (host is not self.host and not self._lacking(inventory)):
             self.name, self.host, self.inventory = name, host, inventory
 
     async def follow(self, name: str, host: object, inspect: Inspect) -> None:
@@ -352,7 +352,7 @@ def shortage_text(shortage: Shortage, demands: Mapping[str, Demand], accounts: S
         )
     if not shortage.name:
         wanted = ", ".join(f"{name!r}: {_wanted(demand)}" for name, demand in demands.items())
-        short = f", which is more {shortage.resource} than there is" * bool(shortage.resource)
+        short = f", more {shortage.resource} than is free" * bool(shortage.resource)
         return (
             f"{where} must have room for all that is placed together, got {wanted}{short}: lower a count, or add "
             f"hosts. {_left(accounts, shortage.resource)}"

@@ -8,6 +8,7 @@ import resource
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from ctypes.util import find_library
@@ -19,7 +20,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from trimesh._runtime.system import gpus_here, read_sources
+from trimesh import limits
+from trimesh._runtime.system import GPU, gpus_here, read_sources
 from trimesh.config import JOBS_TABLE, Settings, reread
 from trimesh.errors import ConfigError, ConnectError, TrimeshError
 from trimesh.observe import ObservedRun, runs
@@ -92,7 +94,14 @@ def _of_gpus() -> Finding:
         library = reread().nvml
     except ConfigError:  # `_of_settings` reports it
         library = ""
-    gpus, why = gpus_here(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found: list[tuple[tuple[GPU, ...], str]] = [
+        ((), f"the driver did not answer within limits.NVML_SECONDS ({limits.NVML_SECONDS:g} s)")
+    ]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    reader = threading.Thread(target=lambda: found.append(gpus_here(library, visible)), daemon=True)
+    reader.start()
+    reader.join(limits.NVML_SECONDS)  # the driver hangs when a GPU has failed
+    gpus, why = found[-1]
     names = ", ".join(f"{one.index}: {one.name}, {one.memory >> 30} GiB" for one in gpus)
     return Finding("gpus", "ok", names or f"none to place processes on: {why}")
 

@@ -13,9 +13,16 @@ from trimesh._runtime.system.seeds import SEED_MAX
 from trimesh._runtime.system.user_files import credentials_of, entered, read_sources
 
 if TYPE_CHECKING:
-    from trimesh._runtime.system.inventory import GPU, Inventory, gpus_here, simulated_inventory, take_inventory
+    from trimesh._runtime.system.inventory import (
+        GPU,
+        Inventory,
+        gpus_here,
+        own_gpus,
+        simulated_inventory,
+        take_inventory,
+    )
 
-_OF_INVENTORY = ("GPU", "Inventory", "gpus_here", "simulated_inventory", "take_inventory")
+_OF_INVENTORY = ("GPU", "Inventory", "gpus_here", "own_gpus", "simulated_inventory", "take_inventory")
 
 __all__ = [
     "GPU",
@@ -35,6 +42,7 @@ __all__ = [
     "gpus_here",
     "host_name",
     "is_thread_of_parent",
+    "own_gpus",
     "parent_of",
     "read_sources",
     "run_process",

@@ -58,21 +58,33 @@ class Inventory(msgspec.Struct, frozen=True):
     labels: dict[str, str]
 
 
-def take_inventory() -> Inventory:
-    """Inspect this host.
+def own_gpus() -> tuple[tuple[GPU, ...], str]:
+    """Return the GPUs of this host by its own settings, and why there are none.
 
     Raises:
         ConfigError: A setting in the environment of this host is invalid.
 
-    Blocking: reads some files; NVML may take a second.
+    Blocking: the driver may take seconds, or hang.
     """
-    settings = from_environment(Settings(), os.environ)
+    return gpus_here(from_environment(Settings(), os.environ).nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def take_inventory(gpus: tuple[GPU, ...] = (), no_gpus: str = "") -> Inventory:
+    """Inspect this host.
+
+    Args:
+        gpus, no_gpus: Its GPUs, and why there are none.
+
+    Raises:
+        ConfigError: A setting in the environment of this host is invalid.
+
+    Blocking: reads some files.
+    """
     machine = machine_here()
     numbers = machine.numbers or tuple(range(len(machine.nodes)))
     node_of = {cpu: node for node, cpus in zip(numbers, machine.nodes, strict=True) for cpu in cpus}
     cpus = tuple(cpu for core in machine.cores for cpu in sorted(core))
     memory, memory_free = _memory()
-    gpus, no_gpus = gpus_here(settings.nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Inventory(
         cpus,
         tuple(node_of[cpu] for cpu in cpus),
@@ -81,7 +93,7 @@ def take_inventory() -> Inventory:
         memory_free,
         gpus,
         no_gpus,
-        labels_of(settings.labels),
+        labels_of(from_environment(Settings(), os.environ).labels),
     )
 
 
