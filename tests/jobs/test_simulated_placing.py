@@ -73,3 +73,34 @@ async def test_simulated_process_places_on_its_host() -> None:
             procs.spawn("workers", Worker) as workers,
         ):
             assert [len(one) for one in await workers.gpus.call()] == [3, 3]
+
+
+@pytest.mark.daily("sim")
+@simulate(seeds=20, hosts=2)
+async def test_placements_that_come_and_go_never_have_a_gpu_twice(host_mesh: Any) -> None:
+    """H28: whatever the order of tasks, and while others inspect the hosts."""
+    held = list[str]()
+
+    async def place_often(count: int) -> None:
+        for _ in range(3):
+            try:
+                async with host_mesh.place({"a": Need(gpus=count, count=2)}) as placement:
+                    gpus = [gpu for share in placement["a"].shares for gpu in share.gpus]
+                    assert set(gpus).isdisjoint(held)
+                    held.extend(gpus)
+                    await trio.sleep(0.01 * count)
+                    for gpu in gpus:
+                        held.remove(gpu)
+            except SpawnError:
+                await trio.sleep(0.01)
+
+    async def inspect_often() -> None:
+        for _ in range(3):
+            for one in await host_mesh.resources():
+                assert sum(taken.gpus for taken in one.taken) <= 8
+
+    async with trio.open_nursery() as nursery:
+        for count in (1, 2, 3, 4):
+            nursery.start_soon(place_often, count)
+        nursery.start_soon(inspect_often)
+    assert [one.taken for one in await host_mesh.resources()] == [(), ()]

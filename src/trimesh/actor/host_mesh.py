@@ -333,7 +333,7 @@ class HostMesh:
         from trimesh.actor import placement  # noqa: PLC0415 - few programs place
 
         job = None if self._hosts is None else self._job("resources")
-        return await in_trio(partial(placement.resources, self, self._owned, job))()
+        return await in_trio(partial(placement.resources, self, job))()
 
     def place(self, needs: Mapping[str, Need]) -> Spawning[Placement]:
         """Reserve places for processes, all or none: `async with hosts.place({"t": Need(gpus=1)}) as placement:`.

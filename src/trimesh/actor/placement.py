@@ -176,17 +176,17 @@ async def _inspect(hosts: HostMesh) -> ValueMesh[Inventory]:
         return await inspectors.inspect.call()
 
 
-async def resources(hosts: HostMesh, owned: OwnedHost | None, job: JobHosts | None) -> ValueMesh[Resources]:
+async def resources(hosts: HostMesh, job: JobHosts | None) -> ValueMesh[Resources]:
     """Inspect hosts; see `HostMesh.resources`."""
     async with life.lease_proc() as (proc, _):
-        keys = _keys(job)
-        found = await _inspect(hosts)
-        ledger = Ledger.of(proc if owned is None else owned.proc)
-        resources = [
-            ledger.account(key, name, host, one).resources(one)
-            for (key, name, host), one in zip(keys, found, strict=True)
-        ]
-        ledger.forget_free()
+        ledger = Ledger.of(proc)
+        async with ledger.changing():
+            keys = _keys(job)
+            found = await _inspect(hosts)
+            resources = [
+                ledger.account(key, name, host, one).resources(one)
+                for (key, name, host), one in zip(keys, found, strict=True)
+            ]
     return ValueMesh(found.region, tuple(resources))
 
 
@@ -208,10 +208,10 @@ class Places:
         count: Number of processes.
     """
 
-    def __init__(self, placement: Placement, reserved: ReservedPlaces) -> None:
+    def __init__(self, grounds: ReservedHosts, reserved: ReservedPlaces) -> None:
         self.name = reserved.name
         self.count = len(reserved.slots)
-        self._placement = placement
+        self._grounds = grounds
         self._reserved = reserved
 
     @property
@@ -241,7 +241,7 @@ class Places:
         Raises:
             ValueError: The placement is one of other hosts.
         """
-        own, hosts = self._placement.owned, self._placement.job
+        own, hosts = self._grounds.owned, self._grounds.job
         roster = None if hosts is None else hosts.group.roster
         if (None if job is None else job.group.roster) is not roster or (job is not None and owned is None):
             raise ValueError(
@@ -250,7 +250,7 @@ class Places:
             )
         if hosts is None:
             return own
-        return hosts.placed(own, [self._placement.rank_of(slot.account) for slot in self._reserved.slots])
+        return hosts.placed(own, [self._grounds.rank_of(slot.account) for slot in self._reserved.slots])
 
     def extent_for(self, dims: Mapping[str, int] | None) -> Extent:
         """Return the extent of processes here: `{"procs": count}`, or the given dimensions.
@@ -266,7 +266,7 @@ class Places:
             )
         if extent.labels[:1] == ("hosts",):
             each = extent.nelements // extent.size("hosts")
-            ranks = [self._placement.rank_of(slot.account) for slot in self._reserved.slots[: extent.nelements]]
+            ranks = [self._grounds.rank_of(slot.account) for slot in self._reserved.slots[: extent.nelements]]
             blocks = [ranks[start : start + each] for start in range(0, len(ranks), each)]
             if any(len(dict.fromkeys(block)) > 1 for block in blocks) or len(dict.fromkeys(ranks)) != len(blocks):
                 per_host = {self.hosts[at]: ranks.count(rank) for at, rank in enumerate(ranks)}
@@ -283,8 +283,8 @@ class Places:
         Raises:
             SpawnError: Another mesh lives on them, or the block of the placement was left.
         """
-        reserved, placement = self._reserved, self._placement
-        if placement.reservation.is_closed:
+        reserved = self._reserved
+        if self._grounds.reservation.is_closed:
             raise SpawnError(f"the block of the placement that reserved {self.name!r} was left: place it anew")
         if reserved.mesh:
             raise SpawnError(
@@ -292,7 +292,7 @@ class Places:
                 "first, or place a need of its own"
             )
         reserved.mesh = mesh
-        claim = ClaimedPlaces(placement, reserved)
+        claim = ClaimedPlaces(self._grounds, reserved)
         try:
             yield msgspec.structs.replace(options, shares=claim)
         except BaseException:
@@ -303,9 +303,9 @@ class Places:
 class ClaimedPlaces:
     """Places with a mesh on them; see `Shares`."""
 
-    def __init__(self, placement: Placement, reserved: ReservedPlaces) -> None:
+    def __init__(self, grounds: ReservedHosts, reserved: ReservedPlaces) -> None:
         self.count = len(reserved.slots)
-        self._placement = placement
+        self._grounds = grounds
         self._reserved = reserved
         self._is_released = False
 
@@ -317,13 +317,13 @@ class ClaimedPlaces:
         """
         if _VISIBLE in request.env:
             raise ValueError(f"env= must not set {_VISIBLE} with on=, which sets it: leave it out")
-        if self._placement.job is None:
+        if self._grounds.job is None:
             return self._completed(request)
         return msgspec.structs.replace(request, prepare=self._prepare)
 
     async def _prepare(self, request: LaunchRequest, host: Any) -> LaunchRequest:
         account = self._reserved.slots[request.rank].account
-        await account.follow(host.name, host, partial(self._placement.inspect, account))
+        await account.follow(host.name, host, partial(self._grounds.inspect, account))
         return self._completed(request)
 
     def _completed(self, request: LaunchRequest) -> LaunchRequest:
@@ -339,22 +339,14 @@ class ClaimedPlaces:
         if not self._is_released:
             self._is_released = True
             self._reserved.mesh = ""
-            self._placement.reservation.free()
+            self._grounds.reservation.free()
 
 
 class Placement(Mapping[str, Places]):
     """Reserved places by name; see `HostMesh.place`."""
 
-    def __init__(
-        self, owned: OwnedHost, hosts: HostMesh, job: JobHosts | None, accounts: Sequence[Account],
-        reservation: Reservation,
-    ) -> None:  # fmt: skip
-        self.owned = owned
-        self.job = job
-        self.reservation = reservation
-        self._hosts = hosts
-        self._accounts = list(accounts)
-        self._places = {name: Places(self, reserved) for name, reserved in reservation.places.items()}
+    def __init__(self, grounds: ReservedHosts) -> None:
+        self._places = {name: Places(grounds, one) for name, one in grounds.reservation.places.items()}
 
     def __getitem__(self, name: str) -> Places:
         """Return the places of a name.
@@ -376,6 +368,26 @@ class Placement(Mapping[str, Places]):
     def __repr__(self) -> str:
         return f"<placement of {', '.join(self._places)}>"
 
+
+class ReservedHosts:
+    """Hosts of one placement.
+
+    Attributes:
+        owned: Block of the placement.
+        job: The hosts; None for this machine.
+        reservation: What it has reserved.
+    """
+
+    def __init__(
+        self, owned: OwnedHost, hosts: HostMesh, job: JobHosts | None, accounts: Sequence[Account],
+        reservation: Reservation,
+    ) -> None:  # fmt: skip
+        self.owned = owned
+        self.job = job
+        self.reservation = reservation
+        self._hosts = hosts
+        self._accounts = list(accounts)
+
     def rank_of(self, account: Account) -> int:
         """Return the rank of a host among all hosts of its job."""
         position = self._accounts.index(account)
@@ -391,14 +403,12 @@ async def _reserve(
     hosts: HostMesh, owned: OwnedHost, job: JobHosts | None, demands: Mapping[str, Demand]
 ) -> tuple[Sequence[Account], Reservation]:
     ledger = Ledger.of(owned.proc)
-    async with ledger.changing:
+    async with ledger.changing():
         keys = _keys(job)
         found = await _inspect(hosts)
         accounts = [ledger.account(key, name, host, one) for (key, name, host), one in zip(keys, found, strict=True)]
-        try:
-            return accounts, await ledger.reserve(owned.proc, accounts, demands)
-        finally:
-            ledger.forget_free()
+        return accounts, await ledger.reserve(owned.proc, accounts, demands)
+    raise AssertionError("changing() has raised")
 
 
 @asynccontextmanager
@@ -433,7 +443,7 @@ async def _placed(
     try:
         async with life.open_part(owned, "placement") as part:
             part.block.adopt(reservation)
-            yield Placement(part, hosts, job, accounts, reservation)
+            yield Placement(ReservedHosts(part, hosts, job, accounts, reservation))
     finally:
         reservation.close()
 
@@ -454,5 +464,5 @@ async def adopt_placement(
     with owned.block.entering():
         accounts, reservation = await _reserve(hosts, owned, job, demands)
         owned.block.adopt(reservation)
-        return Placement(owned, hosts, job, accounts, reservation)
+        return Placement(ReservedHosts(owned, hosts, job, accounts, reservation))
     raise AssertionError("entering() has raised")

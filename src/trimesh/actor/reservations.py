@@ -13,7 +13,7 @@ RV-4 Memory counts as free that was free when nothing was reserved there: a plac
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ import trio
 
 from trimesh._runtime.system import GPU, HostShare, Inventory
 from trimesh._runtime.values import MeshInfo
-from trimesh._supervision.placement import Capacity, Demand, GPUCapacity, Shortage, solve
+from trimesh._supervision.placement import Capacity, Demand, GPUCapacity, Shortage, Spot, solve
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, SpawnError, leaves
 from trimesh.ids import AGENT, MeshId
 from trimesh.shape.extent import Extent
@@ -293,8 +294,17 @@ class Ledger:
     """Reservations of one process, by host."""
 
     def __init__(self) -> None:
-        self.changing = trio.Lock()
+        self._lock = trio.Lock()
         self._accounts: dict[object, Account] = {}
+
+    @asynccontextmanager
+    async def changing(self) -> AsyncGenerator[None, None]:
+        """Surround an inspection and what follows from it; a second one waits."""
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._forget_free()
 
     @staticmethod
     def of(proc: Proc) -> Ledger:
@@ -311,17 +321,21 @@ class Ledger:
         return account
 
     async def reserve(self, proc: Proc, accounts: Sequence[Account], demands: Mapping[str, Demand]) -> Reservation:
-        """Reserve all of some demands, or none; the caller holds `changing`.
+        """Reserve all of some demands, or none, within `changing`.
 
         Raises:
             SpawnError: There is no room; the text has what is short, and by whom it is taken.
         """
-        capacities = [account.capacity() for account in accounts]
-        if proc.is_simulated:
-            await trio.lowlevel.checkpoint()
-            found = solve(capacities, demands)
-        else:
-            found = await trio.to_thread.run_sync(solve, capacities, demands)
+        inventories = list[Inventory]()
+        found: dict[str, tuple[Spot, ...]] | Shortage = Shortage()
+        while inventories != [account.inventory for account in accounts]:  # a lost host may be replaced meanwhile
+            inventories = [account.inventory for account in accounts]
+            capacities = [account.capacity() for account in accounts]
+            if proc.is_simulated:
+                await trio.lowlevel.checkpoint()
+                found = solve(capacities, demands)
+            else:
+                found = await trio.to_thread.run_sync(solve, capacities, demands)
         if isinstance(found, Shortage):
             raise SpawnError(shortage_text(found, demands, accounts))
         reserved = {name: ReservedPlaces(name, demand) for name, demand in demands.items()}
@@ -331,10 +345,12 @@ class Ledger:
             # The largest shares first: each has the better chance to be within one node.
             slots = [slot for places in reserved.values() for slot in places.slots if slot.account is account]
             account.add(sorted(slots, key=lambda slot: -slot.demand.cpus))
-        return Reservation(proc, reserved, self.forget_free)
+        return Reservation(proc, reserved, self._forget_free)
 
-    def forget_free(self) -> None:
-        """Forget the accounts of hosts without reservations."""
+    def _forget_free(self) -> None:
+        """Forget the accounts of hosts without reservations, unless one is being made."""
+        if self._lock.locked():
+            return
         for key in [key for key, account in self._accounts.items() if not account.slots]:
             del self._accounts[key]
 

@@ -13,7 +13,7 @@ import trio
 from tests.jobs.kept.keeping import Worker, attached_program, double_on, kept_in, wait_gone
 from tests.patience import HANG_SECONDS
 
-from trimesh import ConnectError, HostLost, jobs, leaves
+from trimesh import ConnectError, HostLost, Need, SpawnError, jobs, leaves
 
 pytest.importorskip("cryptography")
 
@@ -40,6 +40,19 @@ async def _keep() -> None:
 @pytest.fixture(autouse=True)
 def _kept(folder: Path) -> None:
     """Each test of this file has it."""
+
+
+async def test_attached_hosts_have_places() -> None:
+    """H28: for the next program, too; the reservation of the one before has ended with it."""
+    with trio.fail_after(HANG_SECONDS):
+        for _ in range(2):
+            async with jobs.attach("lab") as hosts:
+                count = len((await hosts.resources())[0].cpus)
+                placement = await hosts.place({"a": Need(cpus=count)})
+                async with hosts.spawn_procs(on=placement["a"]) as procs, procs.spawn("workers", Worker) as workers:
+                    assert list(await workers.double.call(21)) == [42]
+                with pytest.raises(SpawnError, match="taken by 'a'"):
+                    await hosts.place({"b": Need(cpus=1)})
 
 
 async def test_attached_hosts_are_those_of_the_job() -> None:
