@@ -37,6 +37,15 @@ def test_spreads_over_hosts() -> None:
     assert Counter(spot.host for spot in found["envs"]) == {0: 3, 1: 2, 2: 2}
 
 
+def test_gpus_of_a_process_are_of_one_node() -> None:
+    host = Capacity(gpus=tuple(GPUCapacity(node=node) for node in (0, 1, 0, 1, 0, 1)))
+    found = solve([host], {"a": Demand(2, gpus=Fraction(2)), "b": Demand(1, gpus=Fraction(2))})
+
+    assert isinstance(found, dict)
+    assert [spot.gpus for spot in found["a"]] == [(0, 2), (1, 3)]
+    assert found["b"] == (Spot(0, (4, 5)),)
+
+
 def test_shares_of_one_gpu_lie_together() -> None:
     found = solve([Capacity(gpus=gpus(2))], {"a": Demand(3, gpus=THIRD), "b": Demand(1, gpus=Fraction(1))})
 

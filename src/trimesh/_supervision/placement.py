@@ -13,7 +13,8 @@ in the order of equal hosts or GPUs count as one, so interchangeable processes a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations_with_replacement
 from typing import Literal
@@ -32,11 +33,13 @@ class GPUCapacity(msgspec.Struct, frozen=True):
         free: Part that is not taken, 0 to 1.
         memory: Bytes that are not taken.
         is_slice: Whether it is a slice of a GPU (MIG), of which a process can use only one.
+        node: NUMA node: a process gets GPUs of one node, if one of them has enough.
     """
 
     free: Fraction = Fraction(1)
     memory: int = 0
     is_slice: bool = False
+    node: int = -1
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -165,6 +168,7 @@ class _Host:
         self.free = [int(gpu.free * unit) for gpu in capacity.gpus]
         self.gpu_memory = [gpu.memory for gpu in capacity.gpus]
         self.slices = [gpu.is_slice for gpu in capacity.gpus]
+        self.nodes = [gpu.node for gpu in capacity.gpus]
         self.placed = [0] * count
 
 
@@ -315,7 +319,7 @@ class _Search:
             if free >= part and host.gpu_memory[gpu] >= memory and not (count > 1 and host.slices[gpu]):
                 kinds.setdefault((free, host.gpu_memory[gpu], host.slices[gpu]), []).append(gpu)
         for members in kinds.values():
-            members.sort(key=lambda gpu: (gpu not in beside, gpu))
+            members.sort(key=_order_by_node(host.nodes, members, beside, count))
         # The GPU of the process that it is beside first. Then the tightest fit; the loosest if others come beside it.
         tightest = sorted(kinds, reverse=number in self._leaves_room)
         order = sorted(tightest, key=lambda kind: kinds[kind][0] not in beside)
@@ -340,6 +344,14 @@ class _Search:
             if number in self._followed or self._beside[number] is not None
         ]
         return (host.cpus, host.memory, tuple(gpus), self._labelled[index], tuple(beside))
+
+
+def _order_by_node(
+    nodes: Sequence[int], members: Sequence[int], beside: Sequence[int], count: int
+) -> Callable[[int], tuple[bool, bool, int, int, int]]:
+    """Return the sorting key of equal GPUs: those of `beside` first, then of the fullest node that has `count`."""
+    left = Counter(nodes[gpu] for gpu in members)
+    return lambda gpu: (gpu not in beside, left[nodes[gpu]] < count, left[nodes[gpu]], nodes[gpu], gpu)
 
 
 def _ordered(demands: Mapping[str, Demand]) -> list[str]:

@@ -185,7 +185,7 @@ class Account:
         return Capacity(
             max(0, cpus - sum(slot.demand.cpus for slot in self.slots)),
             max(0, found.memory_free - sum(slot.demand.memory for slot in self.slots)),
-            tuple(GPUCapacity(part, max(0, memory), gpu.is_slice) for part, memory, gpu in gpus),
+            tuple(GPUCapacity(part, max(0, memory), gpu.is_slice, gpu.node) for part, memory, gpu in gpus),
             found.labels,
         )
 
