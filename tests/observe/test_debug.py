@@ -386,3 +386,63 @@ def test_scopes_of_a_task_are_found():
                     assert found[:3] == [inner, nursery.cancel_scope, outer]
 
     trio.run(main)
+
+
+async def commanded(*arguments: str) -> tuple[int, str, str]:
+    """Return exit code, output and errors of `trimesh debug`."""
+    command = [sys.executable, "-m", "trimesh", "debug", *arguments]
+    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.daily
+async def test_one_command_to_all_held_ranks():
+    """Q11: equal answers are one, the others by rank; all stay held, for the next command too."""
+    pytest.importorskip("cyclopts")
+    results: list[Any] = []
+    async with this_host().spawn_procs({"gpus": 3}) as procs:
+        stopping = await procs.spawn("stopping", Stopping)
+        async with trio.open_nursery() as nursery:
+            for rank, number in enumerate((20, 20, 30)):
+                await start(nursery, results, stopping.slice(gpus=rank).stop.call_one, number)
+            await held(3)
+            for expression, equal, other in (("number", 20, 30), ("doubled", 40, 60)):
+                code, text, errors = await commanded("--all", f"p {expression}")
+                assert (code, errors) == (0, "")
+                lines = text.splitlines()
+                assert lines[:2] == ["stopping[gpus=2].stop", f"    {other}"]
+                assert sorted(lines[2].split(", ")) == ["stopping[gpus=0].stop", "stopping[gpus=1].stop"]
+                assert lines[3:] == [f"    {equal}"]
+            code, text, _ = await commanded("--all", "p number", "--json", "stopping[gpus=2]")
+            assert (code, text) == (0, '[{"names":["stopping[gpus=2].stop"],"text":"30\\n"}]\n')
+            code, _, errors = await commanded("--all", "next")
+            assert code == 2
+            assert "step a single rank by trimesh debug POINT" in errors
+            session = await attached((await held(3))[0])  # an ordinary terminal goes on from there
+            await session.hear("prompt")
+            assert "20" in await session.ask("p number")
+            session.terminal.leave()
+            await session.hear("ended")
+            assert results == []
+            code, text, _ = await commanded("--all", "c")
+            assert code == 0
+            assert text.endswith("    [it goes on]\n")
+        assert sorted(results) == [41, 41, 61]
+        code, _, errors = await commanded("--all", "p number")
+        assert (code, errors) == (1, "trimesh: no thread of the run is held for a debugger\n")
+
+
+async def test_rank_that_was_left_goes_on_by_itself():
+    """Q11: it waits for another terminal as long as for the first one."""
+    results: list[Any] = []
+    with configured(debug_wait=2.0):
+        async with this_host().spawn_procs({"gpus": 1}) as procs:
+            stopping = await procs.spawn("stopping", Stopping)
+            async with trio.open_nursery() as nursery:
+                await start(nursery, results, stopping.stop.call_one, 20)
+                [row] = await held()
+                session = await attached(row)
+                await session.hear("prompt")
+                session.terminal.leave()
+                await session.hear("ended")
+    assert results == [41]

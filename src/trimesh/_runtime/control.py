@@ -349,7 +349,7 @@ class SocketTerminal:
             writer.start()
             while (data := receive_frame(self._client, limits.CONTROL_REQUEST_BYTES_MAX)) is not None:
                 request = observed.decode_request(data)
-                if request.kind not in ("line", "detach"):
+                if request.kind not in ("line", "detach", "leave"):
                     return
                 self._in_trio(lambda kind=request.kind, text=request.text: self._holds.say(self, kind, text))  # type: ignore[misc]
         except ProtocolError:

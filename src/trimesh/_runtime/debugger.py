@@ -2,7 +2,8 @@
 
 DB-1 A held thread waits `seconds` for a terminal; it continues if none attaches or its call is cancelled.
 DB-2 While the main thread is held no task runs in its process, and the clock of its Trio run stands still.
-DB-3 The thread continues when its terminal disconnects or its run ends.
+DB-3 The thread continues when its terminal disconnects or its run ends. A terminal may leave it held instead, at a
+     prompt: then it waits as in DB-1.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Debugger:
         name = _here() or self._own_name()
         held = self._hold("breakpoint", name, (frame, frame.f_lineno), "")
         with held.standing():
-            found = held.wait_for_terminal(self._seconds)
+            found = held.wait_for_terminal()
         if found:
             Prompt(held).set_trace(frame)
         else:
@@ -101,14 +102,14 @@ class Debugger:
         held = self._hold("post-mortem", name, (traceback.tb_frame, traceback.tb_lineno), _text_of(error))
         try:
             with held.standing():
-                found = held.wait_for_terminal(self._seconds)
+                found = held.wait_for_terminal()
             if found:
                 Prompt(held).look_at(error)
         finally:
             held.end("" if found else f"{name} raises its error: no debugger attached")
 
     def _hold(self, kind: str, name: str, place: tuple[FrameType, int], text: str) -> HeldThread:
-        held = HeldThread(self, next(self._numbers), self._ending_of())
+        held = HeldThread(self, next(self._numbers), self._ending_of(), self._seconds)
         self._open[held.number] = held
         frame, line = place
         row = observed.HoldRow(
@@ -261,6 +262,7 @@ class HeldThread:
     Args:
         number: Number of the hold in this process.
         is_unwanted: Returns whether the thread's code is to end.
+        seconds: How long it waits for a terminal.
 
     Attributes:
         number: As above.
@@ -272,7 +274,7 @@ class HeldThread:
         prompt: Its debugger, once a terminal has attached.
     """
 
-    def __init__(self, debugger: Debugger, number: int, is_unwanted: Callable[[], bool]) -> None:
+    def __init__(self, debugger: Debugger, number: int, is_unwanted: Callable[[], bool], seconds: float) -> None:
         self.number = number
         self.ident = threading.get_ident()
         self.is_main = self.ident == debugger.trio_thread
@@ -282,6 +284,8 @@ class HeldThread:
         self.has_ended = False
         self._debugger = debugger
         self._is_unwanted = is_unwanted
+        self._seconds = seconds
+        self._is_left = False
         self._heard = queue.SimpleQueue[str | None]()
         self._line = ""
 
@@ -292,7 +296,8 @@ class HeldThread:
         if kind == "attach":
             self.is_attached = True
             self._heard.put("")
-        elif kind == "detach":
+        elif kind in ("detach", "leave"):
+            self._is_left = kind == "leave"
             self.is_attached = False
             self._heard.put(None)
         else:
@@ -311,9 +316,9 @@ class HeldThread:
             self.is_stopped = False
             resume()
 
-    def wait_for_terminal(self, seconds: float) -> bool:
+    def wait_for_terminal(self) -> bool:
         """Wait until a terminal attaches; return False if none does in time, or the thread's code is to end."""
-        ends_at = time.monotonic() + seconds
+        ends_at = time.monotonic() + self._seconds
         while not self.is_attached and not self._is_unwanted() and time.monotonic() < ends_at:
             self._hear()
         return self.is_attached
@@ -340,13 +345,15 @@ class HeldThread:
     encoding = "utf-8"
 
     def readline(self) -> str:
-        """Return the next line from the terminal; an empty text when it has detached."""
+        """Return the next line from a terminal; an empty text when the last one has detached."""
         prompt, self._line = self._line, ""
-        if self.is_attached:
-            self._say("prompt", prompt)
         while self.is_attached:
-            if line := self._hear():
-                return line
+            self._say("prompt", prompt)
+            while self.is_attached:
+                if line := self._hear():
+                    return line
+            if self._is_left:
+                self.wait_for_terminal()
         return ""
 
     def write(self, text: str) -> int:

@@ -4,7 +4,7 @@
                  <--lines-         <--lines-            <-- terminal
 
 HN-1 In a whole run at most one terminal is attached to at most one hold at a time.
-HN-2 A hold continues when its terminal disconnects, and ends with its process.
+HN-2 A hold continues when its terminal disconnects without leaving it held, and ends with its process.
 
 Pausing of deadlines: while a debugger holds a thread, deadlines of callers that wait for it are paused.
 
@@ -184,8 +184,10 @@ class Holds:
         for key, hold in self._known.items():
             if hold.terminal is terminal:
                 self._steer(messages.Steer(*key, kind, text))
-                if kind == "detach":
+                if kind in ("detach", "leave"):
                     hold.terminal = None
+                if kind == "leave":
+                    terminal.say("ended", "it stays held")
                 return
 
 

@@ -84,7 +84,7 @@ class Steer(Message, frozen=True, tag=49):
 
     Attributes:
         proc, hold: The thread, as in `HoldNews`.
-        kind: "attach", "line" or "detach".
+        kind: "attach", "line", "detach", or "leave", which leaves the thread held.
     """
 
     proc: int

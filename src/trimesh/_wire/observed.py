@@ -479,7 +479,7 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         kind: "views": reports of all processes; "events": events after number `after`; "output": lines after line
             `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": interrupt, as Ctrl-C does;
             "holds": threads that wait for a debugger; "attach": become the terminal of hold `target`: from then on
-            only "line" and "detach" may follow, and answers arrive unrequested.
+            only "line", "detach" and "leave" may follow, and answers arrive unrequested.
         seconds: Time for processes to answer; 0.0 for the default bound.
         after: Number of an event or line.
         target: Id of a process, call or hold.

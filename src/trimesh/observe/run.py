@@ -158,6 +158,14 @@ class DebugTerminal(_Connection):
         """
         self._client.say(observed.ControlRequest(kind="line", text=f"{line}\n"))
 
+    def leave(self) -> None:
+        """Detach at a prompt; the thread stays held, for the next terminal. `hear` then returns "ended".
+
+        Raises:
+            ConnectError: The run has ended.
+        """
+        self._client.say(observed.ControlRequest(kind="leave"))
+
 
 def runs() -> list[ObservedRun]:
     """Return the running programs of this user on this machine that accept connections. Close each of them.
