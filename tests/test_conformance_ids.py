@@ -44,6 +44,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q11": (frozenset({REAL}), "a terminal of a person"),
     "Q12": (frozenset({REAL}), "simulations export nothing"),
     "Q15": (frozenset({REAL}), "files of processes"),
+    "Q17": (frozenset({REAL}), "flight records of processes"),
     "Q9": (frozenset({REAL}), "simulations show nothing"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},

@@ -908,7 +908,7 @@ RECORD_SHARE: Final = 0.005
 """Share of a process's time for recording its state: where one takes long, the next one is later."""
 RECORD_CALLS: Final = 64
 """Calls under way in one recorded state, oldest first: a call that hangs is among them."""
-RECORD_METRICS: Final = 64
+RECORD_METRICS: Final = 32
 """Newest values of metrics in one recorded state."""
 RECORD_STACK_CHARS: Final = 4_096
 """Stack of a stalled process: its innermost frames."""
@@ -925,6 +925,8 @@ RECORD_FILES_MAX: Final = 8_192
 
 # ---- Metrics and history ----
 
+LATENCY_BOUNDS: Final = tuple(digit * 10.0**power for power in range(-5, 4) for digit in (1, 2, 5))
+"""Bounds of buckets of durations, in seconds: steps of 1, 2 and 5 from 10 us, less than a call, to 5,000 s."""
 METRIC_SAMPLES: Final = 4_096
 """Calls of `log` that one process keeps until they are collected, once a second: a training step takes longer than a
 millisecond. Further ones replace the oldest."""
@@ -938,6 +940,8 @@ METRIC_BOUNDS: Final = 64
 """Bounds of one histogram: ten powers of ten in steps of 1, 2 and 5 are 30."""
 METRIC_SAMPLES_COLLECTED: Final = 65_536
 """Newest samples that a controller keeps for readers: those of 1,000 ranks that log once a second, for a minute."""
+METRIC_SAMPLES_ANSWERED: Final = 20_000
+"""Samples in one answer of a controller, the newest: a page asks once a second."""
 METRIC_ENDED: Final = 1_024
 """Ended processes whose last totals wait for a reader: all ranks of a large mesh."""
 SAMPLING_SECONDS: Final = 1.0
@@ -1019,6 +1023,10 @@ PAGE_REQUEST_BYTES_MAX: Final = 4_096
 """Body of one request to the page: the name of a process or call."""
 PAGE_HISTORY: Final = 600
 """Snapshots whose sums are kept for the charts of a page that is opened later: ten minutes."""
+PAGE_CURVES: Final = 48
+"""Curves of metrics on the page: more than a screen of them is found by its filter."""
+PAGE_CURVE_POINTS: Final = 300
+"""Points of one curve: as many as a chart has columns of two pixels."""
 PAGE_CELLS_MAX: Final = 65_536
 """Cells of one mesh that the page draws: more have no pixel."""
 PAGE_MESHES_MAX: Final = 64

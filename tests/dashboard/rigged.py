@@ -18,6 +18,7 @@ from trimesh._wire.observed import (
     ProcRow,
     ProcView,
     PublicationRow,
+    SampleRow,
     WaitRow,
 )
 from trimesh.errors import ConnectError
@@ -52,6 +53,14 @@ class RiggedSource:
             raise ConnectError("the run of process 4242 has ended")
         self.looks += 1
         return merge(self.views(), 1_800_000_000.0 + self.looks)
+
+    def samples(self, after: int) -> tuple[int, list[SampleRow]]:
+        """Return a loss of each rank, of one more step each time."""
+        at, found = 1_800_000_000.0 + after, list[SampleRow]()
+        for rank in range(min(64, self.hosts * self.gpus)):
+            values = {"loss": float(rank)}
+            found.append(SampleRow(at=at, proc="1", name=f"trainer{rank}", mesh="trainer", step=after, values=values))
+        return after + 1, found
 
     def views(self) -> list[ProcView]:
         """Return what each process says."""

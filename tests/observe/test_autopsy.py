@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 from tests.memory_groups import memory_group
 from tests.observe.victims import Worker
 from tests.patience import HANG_SECONDS
 from tests.program_template import Script, open_script
 
+import trimesh
 from trimesh import configured, limits, observe, this_host
 from trimesh._native import tls
 from trimesh._runtime.recording import clean_up, run_folders
@@ -23,6 +25,7 @@ from trimesh.errors import ConnectError, leaves
 
 pytest.importorskip("cyclopts")
 
+from trimesh.cli.autopsy import autopsy_lines
 from trimesh.cli.commands import run
 from trimesh.cli.dashboard.problems import problems
 
@@ -325,6 +328,21 @@ async def test_records_of_a_run_are_private_and_end_with_it(folder: Path):
     assert "of the program" in str([*leaves(raised.value)])
     assert sorted(kept.path.iterdir()) == files
     assert observe.autopsy().error == "ValueError: of the program"
+
+
+async def test_newest_metrics_are_those_of_the_last_second(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Q7: of each process, without having been collected."""
+    del folder
+    monkeypatch.setattr(limits, "RECORD_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "RECORD_SHARE", 1.0)
+    async with this_host().spawn_procs({"gpus": 1}):
+        trimesh.log({"loss": 0.25}, step=812)
+        found: list[str] = []
+        while not found:
+            await trio.lowlevel.checkpoint()
+            post_mortem = await trio.to_thread.run_sync(lambda: observe.autopsy(pid=os.getpid()))
+            found = [line.strip() for line in autopsy_lines(post_mortem, shows_all=True) if "last metrics" in line]
+    assert "loss 0.25 (step 812)" in found[0]
 
 
 async def test_old_folders_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,20 @@ from tests.conformance.supervised import Log, reading
 from tests.conformance.test_observe import Busy, Relay
 
 import trimesh
-from trimesh import Actor, Died, Isolate, ProcDied, RemoteCancelled, endpoint, observe, telemetry, this_host
+from trimesh import (
+    Actor,
+    Died,
+    Isolate,
+    ProcDied,
+    RemoteCancelled,
+    Restart,
+    Restarted,
+    Retry,
+    endpoint,
+    observe,
+    telemetry,
+    this_host,
+)
 from trimesh._wire import flight
 
 pytest.importorskip("cyclopts")
@@ -222,6 +235,13 @@ async def test_numbers_of_a_run(trimesh_command: Shell):
     assert all(one.documentation for one in families.values())
 
 
+class Failing(Actor):
+    @endpoint(idempotent=True)
+    def step(self, wrong: bool) -> None:
+        if wrong:
+            raise ValueError("wrong")
+
+
 class Trainer(Actor):
     @endpoint
     def step(self) -> None:
@@ -241,9 +261,35 @@ async def test_metrics_of_the_program_are_summed_over_ranks(trimesh_command: She
     assert 'loss_train{mesh="trainers",over="max"} 1.5\n' in said
     assert 'tokens_total{mesh="trainers"} 4\n' in said
     assert 'seconds_bucket{mesh="trainers",le="2"} 2\n' in said
+    assert 'trimesh_endpoint_calls_total{mesh="trainers",endpoint="step"} 2\n' in said
     parser = pytest.importorskip("prometheus_client.parser", reason="the environment is older than the extra `test`")
     families = {family.name: family for family in parser.text_string_to_metric_families(said)}
     assert {"loss_train", "say__no__", "tokens", "seconds"} <= set(families)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_calls_deaths_and_retries_are_counted(trimesh_command: Shell):
+    """Q17: by endpoint and mesh; a death is not undone by its restart."""
+    async with this_host().spawn_procs({"gpus": 2}, supervision=Restart("one_for_one")) as procs:
+        workers = await procs.spawn("workers", Failing)
+        for wrong in (False, True, False):
+            await workers.step.call_settled(wrong)
+        one = workers.slice(gpus=0)
+        with suppress(ValueError):
+            await one.step.options(retry=Retry(1, on=(ValueError,), backoff=0.0)).call_one(True)
+        async with procs.events() as events:
+            await procs.kill([{"gpus": 1}])
+            async for event in events:
+                if isinstance(event, Restarted):
+                    break
+        await workers.step.call(False)
+        _, said = await trimesh_command("metrics")
+    label = '{mesh="workers",endpoint="step"}'
+    assert f"trimesh_endpoint_calls_total{label} 7\n" in said  # those of the dead process are gone with it
+    assert f"trimesh_endpoint_errors_total{label} 3\n" in said
+    assert 'trimesh_restarted_total{mesh="procs"} 1\n' in said
+    assert 'trimesh_died_total{mesh="procs"} 1\n' in said
+    assert "trimesh_call_retries_total 1\n" in said
 
 
 async def test_machine_is_looked_at(trimesh_command: Shell):

@@ -33,6 +33,7 @@ class Taken(msgspec.Struct):
     cancelled_by: str | None = None
     error_text: str = ""
     error_line: str = ""
+    nbytes: int = 100
 
 
 @pytest.fixture
@@ -177,3 +178,21 @@ def test_file_that_is_there_is_not_written_over(path: Path) -> None:
     with pytest.raises(FileExistsError):
         FlightRecorder(path, FlightHead(proc=observed.ProcRow(id="5")), lambda: 4.0)
     assert path.read_bytes() == b"mine"
+
+
+def test_endpoints_are_counted_with_their_durations(recorder: FlightRecorder, clock: list[float]) -> None:
+    """Each ended call once; one that still runs later."""
+    calls = calls_of(recorder)
+    numbers = [calls.began(Taken(number)) for number in range(3)]
+    clock[0] += 0.003
+    calls.ended(numbers[0], Taken(0))
+    calls.ended(numbers[1], Taken(1, error_text="no"))
+    recorder.fold()
+    clock[0] += 0.3
+    calls.ended(numbers[2], Taken(2, cancelled_by="caller"))
+    recorder.fold()
+    recorder.fold()
+    [(name, tally, counts)] = recorder.endpoints()
+    assert (name.mesh, name.endpoint, tally[1:]) == ("m", "step", [3, 300, 1, 1])
+    found = dict(zip((*limits.LATENCY_BOUNDS, None), counts, strict=True))
+    assert {bound: count for bound, count in found.items() if count} == {0.005: 2, 0.5: 1}

@@ -32,6 +32,7 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.sampling import sampling_of
 from trimesh._runtime.snapshot import NOT_OWNED, AskedBySignal, Inquiries, look, proc_name
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.user_files import credentials_of, entered, user_folder
@@ -198,6 +199,9 @@ class ControlSocket:
             case "views":
                 seconds = request.seconds or limits.OBSERVE_SECONDS
                 return self._views(min(seconds, limits.CONTROL_SECONDS / 2))
+            case "samples":
+                read, seconds = partial(self._samples, request.after), limits.CONTROL_SECONDS / 2
+                return self._in_loop(read, seconds) or observed.ControlAnswer(error=_NO_LOOP)
             case "stop":
                 return self._stop()
             case "kill" | "cancel":
@@ -210,6 +214,10 @@ class ControlSocket:
                 return observed.ControlAnswer(
                     error=f"this run does not know the request {request.kind!r}; its trimesh may be older"
                 )
+
+    async def _samples(self, after: int) -> observed.ControlAnswer:
+        number, samples = sampling_of(self._proc).read(after)
+        return observed.ControlAnswer(number=number, samples=tuple(samples[-limits.METRIC_SAMPLES_ANSWERED :]))
 
     def _stop(self) -> observed.ControlAnswer:
         """Interrupt the run (CS-5): by SIGINT where that works, because it also reaches code without a checkpoint."""

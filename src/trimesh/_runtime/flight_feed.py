@@ -50,6 +50,7 @@ class FlightRecord:
             await trio.sleep(every)
             began_at = time.thread_time()
             try:
+                recorder.fold()
                 view = brief_look(self._proc)
             except Exception as error:  # noqa: BLE001 - a failed record must not end the run
                 _log.warning("no more snapshots are written to the flight record %s", recorder.path, exc_info=error)

@@ -62,6 +62,11 @@ class MemberMetrics:
         self.levels: dict[str, tuple[float, float]] = {}
         self.spreads: dict[str, Distribution] = {}
 
+    def names(self) -> list[tuple[str, str]]:
+        """Return name and kind of each series."""
+        kinds = ((self.latest, VALUE), (self.totals, COUNTER), (self.levels, GAUGE), (self.spreads, HISTOGRAM))
+        return [(name, kind) for table, kind in kinds for name in list(table)]
+
     @property
     def size(self) -> int:
         """Number of series."""
@@ -90,6 +95,7 @@ class Metrics:
         members: Series of each actor, by mesh, rank and incarnation, the one added first at the front.
         ring: The newest samples that no reader has taken.
         dropped_series: Number of refused series.
+        retries: Calls that this process has sent again by `options(retry=)`.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -99,7 +105,7 @@ class Metrics:
         self.ring: deque[Sample] = deque(maxlen=limits.METRIC_SAMPLES)
         self.lock = threading.RLock()  # a finalizer may count while its thread does
         self.new_number: Callable[[], int] = itertools.count(1).__next__
-        self.dropped_series = 0
+        self.dropped_series = self.retries = 0
         self._series = 0
         self._taken = self._dropped = 0
 
@@ -162,10 +168,14 @@ class Metrics:
                     )
                 return False
             self._series += 1
-            return True
+        for listener in on_series:
+            listener(name, kind)
+        return True
 
 
 _of_process = Metrics()
+on_series: list[Callable[[str, str], None]] = []
+"""Called with name and kind of each new series."""
 
 
 def metrics_of(proc: Proc) -> Metrics:
@@ -190,11 +200,12 @@ def _member_here() -> MemberMetrics:
     """Return the series of the running code."""
     context = context_of_code.get()
     if context is not None:
-        return context.metrics or _metrics_here().member_of(context)
-    return _metrics_here().own
+        return context.metrics or metrics_here().member_of(context)
+    return metrics_here().own
 
 
-def _metrics_here() -> Metrics:
+def metrics_here() -> Metrics:
+    """Return the metrics of the process that the running code belongs to."""
     proc = proc_of_task.get()
     return _of_process if proc is None else proc.metrics
 
@@ -399,9 +410,6 @@ _I = TypeVar("_I", Counter, Gauge, Histogram)
 _registry: dict[str, tuple[str, Counter | Gauge | Histogram | None]] = {}
 """Kind of each name, and its instrument: one name has one kind in a process."""
 
-BOUNDS: Final = tuple(digit * 10.0**power for power in range(-5, 4) for digit in (1, 2, 5))
-"""Default bounds of histograms, 1-2-5 from 10 us to 5,000 s when they count seconds."""
-
 
 def counter(name: str) -> Counter:
     """Return the counter of a name; make it on first use.
@@ -436,7 +444,7 @@ def histogram(name: str, bounds: Sequence[float] | None = None) -> Histogram:
         ValueError: The name is not allowed or has another kind; the bounds do not rise, are too many, or differ from
             those of its first use.
     """
-    edges = BOUNDS if bounds is None else tuple(_number(name, one, "histogram") for one in bounds)
+    edges = limits.LATENCY_BOUNDS if bounds is None else tuple(_number(name, one, "histogram") for one in bounds)
     if not 1 <= len(edges) <= limits.METRIC_BOUNDS or any(not a < b for a, b in itertools.pairwise(edges)):
         raise ValueError(
             f"bounds of a histogram must rise, from 1 to {limits.METRIC_BOUNDS} of them, got {list(edges)[:5]}... for "

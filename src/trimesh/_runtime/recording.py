@@ -22,7 +22,8 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -213,11 +214,13 @@ class FlightRecorder:
     __slots__ = (
         "__weakref__",
         "_at",
+        "_defined",
         "_errors",
         "_errors_since",
         "_generation",
         "_half",
         "_halves",
+        "_lasted",
         "_map",
         "_names",
         "_rows",
@@ -242,6 +245,8 @@ class FlightRecorder:
         self._halves = [self._view[at : at + self._half], self._view[at + self._half : at + 2 * self._half]]
         self._used = 0
         self._names = 0
+        self._defined: dict[int, flight.CallName] = {}
+        self._lasted: dict[int, list[int]] = {}
         self._generation = 0
         self._at = 0
         self._errors = 0
@@ -252,6 +257,22 @@ class FlightRecorder:
     def of_actor(self, mesh: str, point: dict[str, int]) -> CallRecorder:
         return self._rows.recorder(lambda endpoint: self.define(flight.CallName(mesh, point, endpoint)))
 
+    def fold(self) -> None:
+        """Add the calls that have ended since the last time to the histograms of their endpoints."""
+        lasted, bounds = self._lasted, limits.LATENCY_BOUNDS
+        for name, seconds in self._rows.lasted():
+            counts = lasted.get(name)
+            if counts is None:
+                counts = lasted[name] = [0] * (len(bounds) + 1)
+            counts[bisect_left(bounds, seconds)] += 1
+
+    def endpoints(self) -> Iterator[tuple[flight.CallName, list[int], list[int]]]:
+        """Yield each called endpoint: its name; its number, calls, bytes, errors and cancelled calls; its latencies."""
+        for name, tally in list(self._rows.counted.items()):
+            known = self._defined.get(name)
+            if known is not None and known.mesh:
+                yield known, tally, self._lasted.get(name, [])
+
     def define(self, name: flight.CallName) -> int:
         """Add a name; return its number, or `flight.NO_NAME` if there is no room."""
         data = flight.named(name)
@@ -261,6 +282,7 @@ class FlightRecorder:
         self._view[at : at + len(data)] = data
         self._used += len(data)
         _USED.pack_into(self._view, flight.NAMES_USED, self._used)
+        self._defined[self._names] = name
         self._names += 1
         return self._names - 1
 
@@ -342,37 +364,43 @@ class _Rows:
     Attributes:
         recorder: Returns the `CallRecorder` of one actor; takes a function from an endpoint to its name's number.
         forget: Continue in private memory; return the views of the previous memory, for release.
+        counted: Name, calls, bytes, errors and cancelled calls of each name.
     """
 
-    __slots__ = ("forget", "recorder")
+    __slots__ = ("_running", "_seen", "_state", "counted", "forget", "recorder")
 
     def __init__(self, rows: memoryview, now: Callable[[], float], raised: Callable[[int, str, str], None]) -> None:
         # In the path of every call: closures that share variables take a third of the time of methods.
         pack, mask, count = flight.ROW.pack_into, rows.nbytes // flight.ROW_BYTES - 1, 0
+        counted = dict[int, list[int]]()
         times, words = rows.cast("d"), rows.cast("Q")
 
         def recorder(name_of: Callable[[str], int]) -> CallRecorder:
-            names = dict[str, int]()
+            tallies = dict[str, list[int]]()  # name, calls, bytes, errors, cancelled calls
 
             def began(call: IncomingCall) -> int:
                 nonlocal count
                 count = number = count + 1
                 endpoint = call.spec.name
                 try:
-                    name = names[endpoint]
+                    tally = tallies[endpoint]
                 except KeyError:
-                    name = names[endpoint] = name_of(endpoint)
+                    name = name_of(endpoint)
+                    tally = tallies[endpoint] = counted[name] = [name, 0, 0, 0, 0]
+                tally[1] += 1
+                tally[2] += call.nbytes
                 at = (number & mask) << 6  # ROW_BYTES
-                pack(rows, at, call.received_at, now(), call.peer.proc_id, call.call_id, name, number)
+                pack(rows, at, call.received_at, now(), call.peer.proc_id, call.call_id, tally[0], number)
                 return number
 
-            return CallRecorder(began, ended)
+            def ended(number: int, call: IncomingCall) -> None:
+                if call.cancelled_by is not None or call.error_text:
+                    tallies[call.spec.name][3 if call.error_text else 4] += 1
+                    failed(number, call)
+                if count - number <= mask:  # else a newer call has the row
+                    times[((number & mask) << 3) + 6] = now()  # after the words of ROW
 
-        def ended(number: int, call: IncomingCall) -> None:
-            if call.cancelled_by is not None or call.error_text:
-                failed(number, call)
-            if count - number <= mask:  # else a newer call has the row
-                times[((number & mask) << 3) + 6] = now()  # after the words of ROW
+            return CallRecorder(began, ended)
 
         def failed(number: int, call: IncomingCall) -> None:
             if count - number > mask:
@@ -391,6 +419,29 @@ class _Rows:
 
         self.recorder: Final = recorder
         self.forget: Final = forget
+        self.counted: Final = counted
+
+        def state() -> tuple[int, int, memoryview[Any], memoryview[Any]]:
+            return count, mask, times, words
+
+        self._state: Final = state
+        self._seen = 0
+        self._running = list[int]()
+
+    def lasted(self) -> Iterator[tuple[int, float]]:
+        """Yield name and duration of each call that has ended since the last time, as far as its row is there."""
+        count, mask, times, words = self._state()
+        running, oldest = list[int](), count - mask
+        for number in (*self._running, *range(self._seen + 1, count + 1)):
+            if number < oldest:
+                continue
+            at = (number & mask) << 3
+            seconds = times[at + 6] - times[at + 1]  # of END and ROW
+            if seconds >= 0:
+                yield words[at + 4], seconds
+            else:
+                running.append(number)
+        self._seen, self._running = count, running
 
 
 def _map_new(path: Path, size: int) -> mmap.mmap:

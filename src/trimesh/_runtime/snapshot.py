@@ -146,6 +146,9 @@ class _Tables:
             publications=tuple(row for tell in proc.bulk.publications for row in tell()),
             events=tuple(proc.journal.after(0)),
             metrics=self.metrics(),
+            endpoints=tuple(self._endpoints()),
+            happened=proc.journal.counts,
+            retries=proc.metrics.retries,
             samples_dropped=proc.metrics.dropped,
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
@@ -264,6 +267,24 @@ class _Tables:
         metrics = self._proc.metrics
         me = self._self_name() if metrics.own.size else None
         return tuple(row for member in metrics.all_members() for row in _series(member, self._me, me))
+
+    def _endpoints(self) -> Iterator[observed.EndpointRow]:
+        if self._proc.recorder is None:
+            return
+        for name, tally, counts in self._proc.recorder.endpoints():
+            _, calls, nbytes, errors, cancelled = tally
+            yield observed.EndpointRow(
+                proc=self._me,
+                name=place_name(name.mesh, name.point),
+                mesh=name.mesh,
+                point=name.point,
+                endpoint=name.endpoint,
+                calls=calls,
+                errors=errors,
+                cancelled=cancelled,
+                bytes_received=nbytes,
+                counts=tuple(counts),
+            )
 
     def _latest_metrics(self) -> tuple[observed.MetricRow, ...]:
         """Return the newest series, without buckets, which would fill a flight record."""

@@ -382,6 +382,33 @@ class SampleRow(_Row, frozen=True, omit_defaults=True):
     step: int | None = None
 
 
+class EndpointRow(_Row, frozen=True, omit_defaults=True):
+    """Calls of one endpoint of one actor since it was spawned, as its flight record counts them.
+
+    Attributes:
+        proc: The process.
+        name, mesh, point: The actor, as in `MetricRow`.
+        endpoint: The endpoint.
+        calls: Calls that a slot has taken.
+        errors: Those that raised.
+        cancelled: Those that were cancelled.
+        bytes_received: Bytes of their arguments.
+        counts: Calls by duration, up to each of `limits.LATENCY_BOUNDS` and above; without those of a second in which
+            more than `limits.RECORD_ROWS` ended.
+    """
+
+    proc: str
+    name: str
+    endpoint: str
+    mesh: str = ""
+    point: dict[str, int] = {}
+    calls: int = 0
+    errors: int = 0
+    cancelled: int = 0
+    bytes_received: int = 0
+    counts: tuple[int, ...] = ()
+
+
 class HoldRow(_Row, frozen=True):
     """A thread that waits for a debugger, or has one.
 
@@ -421,6 +448,9 @@ class ProcView(_Row, frozen=True):
         actors, calls, links, grants, publications, events, metrics: Rows of this process; calls include the calls that
             it made.
         samples: Samples that were removed from this process and those below it, for a reader that asked for them.
+        endpoints: Calls of its actors, by endpoint; none without a flight record.
+        happened: Number of events of its members, by mesh and kind.
+        retries: Calls that it has sent again.
         samples_dropped: Number of samples that this process dropped, as no reader took them in time.
         cut: Number of rows left out, by table.
         job: The run; only in the report of a controller.
@@ -437,6 +467,9 @@ class ProcView(_Row, frozen=True):
     events: tuple[EventRow, ...] = ()
     metrics: tuple[MetricRow, ...] = ()
     samples: tuple[SampleRow, ...] = ()
+    endpoints: tuple[EndpointRow, ...] = ()
+    happened: dict[str, dict[str, int]] = {}
+    retries: int = 0
     samples_dropped: int = 0
     cut: dict[str, int] = {}
     job: JobRow | None = None
@@ -477,9 +510,10 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Attributes:
         kind: "views": reports of all processes; "events": events after number `after`; "output": lines after line
-            `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": interrupt, as Ctrl-C does;
-            "holds": threads that wait for a debugger; "attach": become the terminal of hold `target`: from then on
-            only "line", "detach" and "leave" may follow, and answers arrive unrequested.
+            `after`; "samples": samples of metrics after number `after`; "kill": end process `target`; "cancel": cancel
+            call `target`; "stop": interrupt, as Ctrl-C does; "holds": threads that wait for a debugger; "attach":
+            become the terminal of hold `target`: from then on only "line", "detach" and "leave" may follow, and
+            answers arrive unrequested.
         seconds: Time for processes to answer; 0.0 for the default bound.
         after: Number of an event or line.
         target: Id of a process, call or hold.
@@ -499,7 +533,8 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         error: Why the request failed; empty if it succeeded.
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
-        views, events, output, holds: The requested rows.
+        views, events, output, holds, samples: The requested rows.
+        number: Number of the newest sample.
         said: Kind of a debugger's message to its terminal: "output", "prompt" or "ended"; empty for an answer.
     """
 
@@ -509,6 +544,8 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     events: tuple[EventRow, ...] = ()
     output: tuple[OutputRow, ...] = ()
     holds: tuple[HoldRow, ...] = ()
+    samples: tuple[SampleRow, ...] = ()
+    number: int = 0
     said: str = ""
     text: str = ""
 

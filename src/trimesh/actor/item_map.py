@@ -48,7 +48,7 @@ from trimesh._runtime.tasks import effective_deadline
 from trimesh._runtime.values import EndpointSpec
 from trimesh._runtime.watch import ShownProgress, showing
 from trimesh.actor import verbs
-from trimesh.actor.options import Options, Spread, check_window
+from trimesh.actor.options import Options, Retry, Spread, check_window
 from trimesh.actor.results import Results
 from trimesh.actor.view import MeshView
 from trimesh.config import current
@@ -443,6 +443,7 @@ class ItemMap(Results[tuple[int, R]]):
         unit.errors = [*unit.errors, error]
         unit.tried = {*unit.tried, unit.rank}
         self._retrying += 1
+        call.proc.metrics.retries += 1
         self._retries.start_soon(self._send_again, unit, self._retry.delay(len(unit.errors), call.proc.chance()))
 
     # ---- the end ---------------------------------------------------------------------------------------------
@@ -496,6 +497,12 @@ def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
 # ---- verbs with `options(retry=...)`: each attempt is a new call -----------------------------------------------------
 
 
+async def _wait_for_retry(retry: Retry, failed: int) -> None:
+    proc = current_proc()
+    proc.metrics.retries += 1
+    await trio.sleep(retry.delay(failed, proc.chance()))
+
+
 async def again_one(
     verb: verbs.VerbRow, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
 ) -> Any:
@@ -512,7 +519,7 @@ async def again_one(
                 with_earlier(error, errors)
                 raise
             errors.append(error)
-        await trio.sleep(retry.delay(len(errors), current_proc().chance()))
+        await _wait_for_retry(retry, len(errors))
 
 
 async def again_all(
@@ -546,7 +553,7 @@ async def _again_whole(
                 with_earlier(group, errors)
                 raise
             errors.append(group)
-        await trio.sleep(retry.delay(len(errors), current_proc().chance()))
+        await _wait_for_retry(retry, len(errors))
 
 
 class RankCalls(ItemMap[Any]):

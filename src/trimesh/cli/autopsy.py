@@ -24,6 +24,7 @@ from trimesh.observe import (
     Autopsy,
     Culprit,
     DeadProc,
+    MetricRow,
     OutputRow,
     RunSnapshot,
     SharedStack,
@@ -35,6 +36,7 @@ from trimesh.observe import autopsy as examine
 
 _SHOWN: Final = 20
 _EVENTS: Final = 30
+_METRICS: Final = 8
 
 
 def autopsy(
@@ -117,9 +119,18 @@ def _proc_lines(proc: DeadProc) -> Iterator[str]:
     if proc.memory_bytes:
         parts.append(size(proc.memory_bytes))
     yield f"  {'  '.join(parts)}"
+    if proc.metrics:
+        shown = [_metric(row) for row in proc.metrics[:_METRICS]]
+        shown += [f"and {len(proc.metrics) - _METRICS} more"] * (len(proc.metrics) > _METRICS)
+        yield f"    last metrics: {', '.join(shown)}"
     for call in proc.calls:
         error = f"  {one_line(call.error)}" * bool(call.error)
         yield f"    {_clock(call.at)}  {clean(call.name)}  {call.outcome}  from {clean(call.caller)}{error}"
+
+
+def _metric(row: MetricRow) -> str:
+    step = "" if row.step is None else f" (step {row.step})"
+    return f"{one_line(row.metric)} {row.value:.6g}{step}"
 
 
 def _clock(at: float) -> str:

@@ -7,6 +7,7 @@ programs of this user. The command `trimesh` shows the same.
 from trimesh._wire.observed import (
     ActorRow,
     CallRow,
+    EndpointRow,
     EventRow,
     GrantRow,
     HoldRow,
@@ -50,6 +51,7 @@ __all__ = [
     "Culprit",
     "DeadProc",
     "DebugTerminal",
+    "EndpointRow",
     "EventRow",
     "GrantRow",
     "HoldRow",

@@ -339,6 +339,7 @@ class DeadProc(msgspec.Struct, frozen=True, kw_only=True):
         began_at, last_at: Unix times of its start and of its last sign of life.
         silent_seconds: Seconds from its last sign of life to the end of the run.
         memory_bytes: Resident memory in its last snapshot; 0 if unknown.
+        metrics: Newest values of metrics in its last snapshot.
         calls: The last calls that it began and all that ran, oldest first.
         record: Path of its flight record.
     """
@@ -356,6 +357,7 @@ class DeadProc(msgspec.Struct, frozen=True, kw_only=True):
     last_at: float = 0.0
     silent_seconds: float = 0.0
     memory_bytes: int = 0
+    metrics: tuple[observed.MetricRow, ...] = ()
     calls: tuple[LastCall, ...] = ()
     record: str = ""
 
@@ -500,6 +502,7 @@ def _dead_proc(
         last_at=sign,
         silent_seconds=last_at - max(looked_at, one.ended_at),
         memory_bytes=0 if view is None else view.view.proc.memory_bytes,
+        metrics=() if view is None else view.view.metrics,
         calls=tuple(_last_call(call, proc_id, names, errors) for call in (*running, *calls)),
         record=str(records.folder / proc_id),
     )

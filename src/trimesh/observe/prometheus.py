@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from trimesh._wire.observed import MetricRow
+from trimesh import limits
+from trimesh._wire.observed import EndpointRow, MetricRow
 from trimesh.observe.run_snapshot import RunSnapshot
 
 
@@ -45,9 +46,49 @@ def _lines(seen: RunSnapshot) -> Iterator[str]:
     yield from _one("trimesh_granted_memory_bytes", "gauge", "Memory that other processes may reach.", granted)
     kinds = Counter(event.kind for event in seen.events)
     yield from _family("trimesh_recent_events", "gauge", "Kept events by kind.", "kind", kinds)
+    yield from _runtime_counters(seen)
     dropped = seen.samples_dropped
     yield from _one("trimesh_samples_dropped_total", "counter", "Logged samples that were dropped.", dropped)
     yield from _programs_own(seen.metrics)
+
+
+def _runtime_counters(seen: RunSnapshot) -> Iterator[str]:
+    cpu = math.fsum(proc.cpu_seconds for proc in seen.procs)
+    yield from _one("trimesh_cpu_seconds_total", "counter", "Processor time of all processes.", cpu)
+    yield from _one("trimesh_call_retries_total", "counter", "Calls that were sent again.", seen.retries)
+    for kind, text in (("Restarted", "Restarts of members."), ("Died", "Deaths of members.")):
+        counts = {mesh: kinds[kind] for mesh, kinds in seen.happened.items() if kind in kinds}
+        yield from _family(f"trimesh_{kind.lower()}_total", "counter", text, "mesh", counts)
+    endpoints = dict[tuple[str, str], list[EndpointRow]]()
+    for row in seen.endpoints:
+        endpoints.setdefault((row.mesh, row.endpoint), []).append(row)
+    labels = {key: f'mesh="{_label(key[0])}",endpoint="{_label(key[1])}"' for key in sorted(endpoints)}
+    for field, text in (
+        ("calls", "Calls that began."),
+        ("errors", "Calls that raised."),
+        ("cancelled", "Calls that were cancelled."),
+        ("bytes_received", "Bytes of arguments."),
+    ):
+        yield f"# HELP trimesh_endpoint_{field}_total {text}"
+        yield f"# TYPE trimesh_endpoint_{field}_total counter"
+        for key, label in labels.items():
+            yield f"trimesh_endpoint_{field}_total{{{label}}} {sum(getattr(row, field) for row in endpoints[key])}"
+    yield "# HELP trimesh_endpoint_seconds Durations of ended calls in their slots."
+    yield "# TYPE trimesh_endpoint_seconds histogram"
+    for key, label in labels.items():
+        yield from _buckets(
+            "trimesh_endpoint_seconds", label, limits.LATENCY_BOUNDS, [row.counts for row in endpoints[key]]
+        )
+
+
+def _buckets(name: str, label: str, bounds: Sequence[float], each: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Yield the buckets of several members, added up, and their count."""
+    same = [counts for counts in each if len(counts) == len(bounds) + 1]
+    total = 0
+    for place, bound in enumerate((*bounds, math.inf)):
+        total += sum(counts[place] for counts in same)
+        yield f'{name}_bucket{{{label},le="{"+Inf" if bound == math.inf else f"{bound:g}"}"}} {total}'
+    yield f"{name}_count{{{label}}} {total}"
 
 
 def _one(name: str, kind: str, text: str, value: float) -> Iterator[str]:
@@ -92,15 +133,9 @@ def _of_mesh(name: str, kind: str, label: str, members: Sequence[MetricRow]) -> 
         yield f"{name}{{{label}}} {math.fsum(values):.17g}"
     elif kind == "histogram":
         bounds = members[0].bounds
-        same = [row for row in members if row.bounds == bounds and len(row.counts) == len(bounds) + 1]
-        counts = [sum(column) for column in zip(*(row.counts for row in same), strict=True)]
-        total = 0
-        for bound, count in zip([*bounds, math.inf], counts, strict=True):
-            total += count
-            edge = "+Inf" if bound == math.inf else f"{bound:g}"
-            yield f'{name}_bucket{{{label},le="{edge}"}} {total}'
-        yield f"{name}_sum{{{label}}} {sum(row.value for row in same):.17g}"
-        yield f"{name}_count{{{label}}} {total}"
+        same = [row for row in members if row.bounds == bounds]
+        yield from _buckets(name, label, bounds, [row.counts for row in same])
+        yield f"{name}_sum{{{label}}} {math.fsum(row.value for row in same):.17g}"
     else:
         for word, value in (("mean", sum(values) / len(values)), ("min", min(values)), ("max", max(values))):
             yield f'{name}{{{label},over="{word}"}} {value:.17g}'

@@ -82,6 +82,18 @@ class ObservedRun(_Connection):
         """
         return self._client.ask(observed.ControlRequest(kind="output", after=after)).output
 
+    def samples(self, after: int = 0) -> tuple[int, Sequence[observed.SampleRow]]:
+        """Return the number of the newest sample of metrics, and the samples after sample number `after`.
+
+        The controller collects them once a second while it is asked, and keeps the newest
+        `limits.METRIC_SAMPLES_COLLECTED`; one answer has at most `limits.METRIC_SAMPLES_ANSWERED`, the newest.
+
+        Raises:
+            ConnectError: It has ended, does not answer, or its Trio loop is blocked.
+        """
+        answer = self._client.ask(observed.ControlRequest(kind="samples", after=after))
+        return answer.number, answer.samples
+
     def kill(self, proc_id: str) -> None:
         """Kill a process of the run; its mesh handles the death by its policy.
 

@@ -48,6 +48,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         events: Events of members, oldest first.
         failures: The events that are failures, oldest first.
         metrics: Series of metrics, by name and member.
+        endpoints: Calls by endpoint of each actor, the most frequent first.
+        happened: Number of events of members, by mesh and kind, since the run began.
+        retries: Calls that were sent again by `options(retry=)`.
         samples_dropped: Number of samples of metrics that processes dropped because no reader took them in time.
         cut: Number of omitted rows, by table.
     """
@@ -66,6 +69,9 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[observed.EventRow, ...] = ()
     failures: tuple[observed.EventRow, ...] = ()
     metrics: tuple[observed.MetricRow, ...] = ()
+    endpoints: tuple[observed.EndpointRow, ...] = ()
+    happened: dict[str, dict[str, int]] = {}
+    retries: int = 0
     samples_dropped: int = 0
     cut: dict[str, int] = {}
 
@@ -110,6 +116,9 @@ def merge(
         events=tuple(events[-rows_max:]),
         failures=few("failures", failures),
         metrics=few("metrics", sorted((one for view in views for one in view.metrics), key=_named)),
+        endpoints=few("endpoints", sorted((one for view in views for one in view.endpoints), key=_frequent)),
+        happened=_happened(views),
+        retries=sum(view.retries for view in views),
         samples_dropped=sum(view.samples_dropped for view in views),
         cut={**cut, **({"events": len(events) - rows_max} if len(events) > rows_max else {})},
     )
@@ -117,6 +126,18 @@ def merge(
 
 def _busy(link: observed.LinkRow) -> tuple[int, ...]:
     return -link.queued_bytes, -link.waiting, -(link.bytes_sent + link.bytes_received)
+
+
+def _frequent(row: observed.EndpointRow) -> tuple[object, ...]:
+    return -row.calls, row.mesh, row.endpoint, tuple(row.point.values()), row.proc
+
+
+def _happened(views: Sequence[observed.ProcView]) -> dict[str, dict[str, int]]:
+    found = defaultdict[str, Counter[str]](Counter)
+    for view in views:
+        for mesh, kinds in view.happened.items():
+            found[mesh].update(kinds)
+    return {mesh: dict(kinds) for mesh, kinds in sorted(found.items())}
 
 
 def _named(row: observed.MetricRow) -> tuple[object, ...]:

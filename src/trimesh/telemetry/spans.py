@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers import IncomingCall
 
 
-_SCOPE: Final = "trimesh"
+SCOPE: Final = "trimesh"
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
@@ -45,8 +45,8 @@ class CallSpans:
     def __init__(
         self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
     ) -> None:
-        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
+        self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
+        meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
         bounds = list(BUCKETS)
         self._client, self._server = (
             meter.create_histogram(name, unit="s", description=text, explicit_bucket_boundaries_advisory=bounds)
@@ -65,7 +65,7 @@ class CallSpans:
     def sends(self, call: OutgoingCall) -> str:
         request = call.request
         attributes: dict[str, Any] = {
-            SYSTEM: _SCOPE,
+            SYSTEM: SCOPE,
             METHOD: request.what,
             MESH: request.mesh,
             ENDPOINT: request.endpoint,
@@ -92,7 +92,7 @@ class CallSpans:
         spec = cell.spec
         method = f"{spec.name}.{call.spec.name}"
         attributes: dict[str, Any] = {
-            SYSTEM: _SCOPE,
+            SYSTEM: SCOPE,
             METHOD: method,
             MESH: spec.name,
             ENDPOINT: call.spec.name,
@@ -148,7 +148,7 @@ class CallSpans:
             span.add_link(sender)
 
     def _end(self, running: _Running, error: str, histogram: metrics.Histogram | None) -> None:
-        span, attributes = running.span, {SYSTEM: _SCOPE, METHOD: running.method}
+        span, attributes = running.span, {SYSTEM: SCOPE, METHOD: running.method}
         if error:
             attributes[ERROR] = error
             span.set_attribute(ERROR, error)

@@ -152,12 +152,14 @@ class Journal:
     Attributes:
         began_at: Unix time at which this process joined its family; a controller joins with its outermost block.
         count: Number of events so far.
+        counts: The same by mesh and kind, for the first `limits.METRIC_SERIES` meshes.
         recorder: Also keeps them in a file; None without.
     """
 
     def __init__(self) -> None:
         self.began_at = time.time()
         self.count = 0
+        self.counts: dict[str, dict[str, int]] = {}
         self.recorder: FlightRecorder | None = None
         self._rows: deque[observed.EventRow] = deque(maxlen=limits.OBSERVED_EVENTS)
 
@@ -166,6 +168,9 @@ class Journal:
         if not isinstance(event, Lagged):
             self.count += 1
             row = _row(self.count, event)
+            if row.mesh in self.counts or len(self.counts) < limits.METRIC_SERIES:
+                kinds = self.counts.setdefault(row.mesh, {})
+                kinds[row.kind] = kinds.get(row.kind, 0) + 1
             self._rows.append(row)
             if self.recorder is not None:
                 stack = getattr(event, "stack", "")[: limits.RECORD_STACK_CHARS]

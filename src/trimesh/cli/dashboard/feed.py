@@ -21,9 +21,10 @@ import trio
 
 from trimesh import limits
 from trimesh.cli.dashboard.board import Board, BoardSums, SeenRun, see, with_end
+from trimesh.cli.dashboard.curves import Curves
 from trimesh.cli.dashboard.detail import page_json
 from trimesh.errors import ConnectError
-from trimesh.observe import Cause, ObservedRun, OutputRow, RunSnapshot, autopsy, find_run, read_record, runs
+from trimesh.observe import Cause, ObservedRun, OutputRow, RunSnapshot, SampleRow, autopsy, find_run, read_record, runs
 
 
 class PageFeed:
@@ -36,11 +37,13 @@ class PageFeed:
     Attributes:
         seen: The newest board and its sources; None before the first query.
         followers: Number of browsers that follow.
+        curves: Curves of the program's metrics.
     """
 
     def __init__(self, source: RunSource, every: float = limits.PAGE_SECONDS) -> None:
         self.seen: SeenRun | None = None
         self.followers = 0
+        self.curves = Curves()
         self._source = source
         self._every = every
         self._data = b""
@@ -84,6 +87,10 @@ class PageFeed:
     def _look(self, before: SeenRun | None) -> tuple[SeenRun, bytes, BoardSums]:
         """Query the run, compute the board and encode it; in a thread."""
         later = self._source.snapshot()
+        with suppress(ConnectError):  # an older run has no samples; one that has ended is noticed by the next snapshot
+            self.curves.newest, samples = self._source.samples(self.curves.newest)
+            self.curves.add(samples)
+        self.curves.look(later)
         seen = see(later, None if before is None else before.snapshot, number=self._number + 1)
         sums = _timed(seen, before)
         seen = msgspec.structs.replace(seen, board=msgspec.structs.replace(seen.board, sums=sums))
@@ -176,6 +183,10 @@ class RunSource:
     def output(self, after: int) -> Sequence[OutputRow]:
         """Return the output lines after a line number."""
         return self._asked(lambda run: run.output(after))
+
+    def samples(self, after: int) -> tuple[int, Sequence[SampleRow]]:
+        """Return the number of the newest sample of metrics, and those after a number."""
+        return self._asked(lambda run: run.samples(after))
 
     def kill(self, proc_id: str) -> None:
         self._done(lambda run: run.kill(proc_id))

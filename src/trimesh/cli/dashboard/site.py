@@ -68,6 +68,7 @@ def make_site(feed: PageFeed, source: RunSource) -> Starlette:
             Route("/api/stacks", pages.stacks),
             Route("/api/logs", pages.logs),
             Route("/api/tasks", pages.tasks),
+            Route("/api/curves", pages.curves),
             Route("/api/kill", partial(pages.act, source.kill), methods=["POST"]),
             Route("/api/cancel", partial(pages.act, source.cancel), methods=["POST"]),
         ],
@@ -167,6 +168,11 @@ class _Pages:
         groups = log_groups(rows[-limits.PAGE_LINES_MAX :])
         lines = [{"row": row, "names": members[:4], "count": len(members)} for row, members in groups]
         return _json({"lines": lines, "newest": rows[-1].number if rows else after})
+
+    async def curves(self, _: Request) -> Response:
+        """Return the curves of the program's metrics."""
+        curves = self._feed.curves
+        return _json({"curves": list(curves.shown()), "left_out": curves.left_out})
 
     async def tasks(self, request: Request) -> Response:
         """Return the time lines of some processes of a mesh."""

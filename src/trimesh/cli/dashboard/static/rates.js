@@ -1,7 +1,8 @@
-// Sums over the run, look by look, as charts; the second line of a chart is dashed.
+// Metrics of the program, then sums over the run, look by look, as charts; the second line of a chart is dashed.
 
 import { html, useEffect, useRef, useState } from "./markup.js";
 import { palette } from "./cells.js";
+import { Curves } from "./curves.js";
 import { count, latency, size } from "./format.js";
 
 const CHARTS = [
@@ -28,9 +29,10 @@ export function Rates({ store }) {
       setIsThere(true);
     });
   }, []);
-  if (store.history.length < 2) return html`<p class="dim">two looks at the run are needed</p>`;
+  const curves = html`<${Curves} store=${store} plot=${isThere ? plot : null} />`;
+  if (store.history.length < 2) return html`${curves}<p class="dim">two looks at the run are needed</p>`;
   const last = store.history[store.history.length - 1];
-  return html`<div class="charts">
+  return html`${curves}<div class="charts">
     ${CHARTS.map(
       (chart) => html`<figure key=${chart.title}>
         <figcaption>${chart.title} <b>${chart.keys.map((key) => (last[key] === null ? "–" : chart.text(last[key]))).join(", ")}</b></figcaption>

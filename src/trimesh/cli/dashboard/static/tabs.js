@@ -15,7 +15,7 @@ export const TABS = [
   { key: "calls", title: "Calls", shows: Calls, of: (board) => board.sums.calls },
   { key: "waits", title: "Waits", shows: Waits, of: (board) => board.waits.boxes.length },
   { key: "tasks", title: "Time line", shows: Tasks },
-  { key: "rates", title: "Rates", shows: Rates },
+  { key: "rates", title: "Metrics", shows: Rates },
   { key: "links", title: "Links, memory", shows: Links },
   { key: "logs", title: "Logs", shows: Logs },
   { key: "stacks", title: "Stacks", shows: Stacks },
