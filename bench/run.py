@@ -35,6 +35,7 @@ WORKLOADS = [
     "pipeline",
     "in_flight",
     "observed",
+    "metrics",
     "asyncio",
     "services",
     "loop",

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+import trimesh
 from bench.scale import Scale, timed_calls
 from bench.workloads.payload import payload
 from trimesh import Actor, RDMABuffer, endpoint, rdma
@@ -24,6 +25,18 @@ class Sleeper(Actor):
     @endpoint
     async def sleep(self) -> None:
         await trio.sleep_forever()
+
+
+class Logging(Actor):
+    """Logs twice a second."""
+
+    @endpoint
+    async def run(self) -> None:
+        step = 0
+        while True:
+            trimesh.log({"loss": 0.25, "reward": 3, "rate": 0.001}, step=step)
+            step += 1
+            await trio.sleep(0.5)
 
 
 class Hanger(Actor):
