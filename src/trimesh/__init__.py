@@ -86,6 +86,7 @@ _assemble()
 
 if TYPE_CHECKING:
     from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, telemetry, tensor, testing
+    from trimesh._runtime.life import propagate
     from trimesh._runtime.metrics import log
     from trimesh.actor.host_mesh import DeviceMesh, heal
     from trimesh.actor.placement import Need, Placement, Places, Resources
@@ -236,6 +237,7 @@ __all__ = [
     "placements",
     "programs",
     "progress",
+    "propagate",
     "publication",
     "publish_as",
     "rdma",
@@ -325,6 +327,8 @@ def _import(name: str) -> Any:
         return importlib.import_module("trimesh._runtime.metrics").log
     if name == "log_to":
         return importlib.import_module("trimesh.telemetry.files").log_to
+    if name == "propagate":
+        return importlib.import_module("trimesh._runtime.life").propagate
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:

@@ -988,6 +988,8 @@ TRACE_CALLS_MAX: Final = 500_000
 TRACE_CONTEXT_CHARS_MAX: Final = 1_024
 """Trace context of one call or item: 55 characters of a traceparent, and a tracestate, of which W3C wants 512 passed
 on."""
+PROPAGATED_BYTES_MAX: Final = 4_096
+"""Values of all propagated context variables of one call, encoded: ids, names, seeds; data belongs in arguments."""
 TRACE_LINKS_MAX: Final = 1_024
 """Senders of items linked to one span: they are remembered while it lives; the SDK keeps 128 unless configured."""
 TOP_SECONDS_MIN: Final = 0.1

@@ -290,14 +290,16 @@ class Call(Message, frozen=True, tag=1):
 
 
 class TracedCall(Message, frozen=True, tag=12):
-    """A `Call` whose sender is traced.
+    """A `Call` with what its sender's context adds: a trace, or values of propagated context variables.
 
     Attributes:
-        trace: Its `traceparent`, and after a space its `tracestate`, as W3C Trace Context has them.
+        trace: Its `traceparent`, and after a space its `tracestate`, as W3C Trace Context has them; empty for none.
+        values: Encoded dict of the values by the names of their variables; empty for none.
     """
 
     trace: Annotated[str, msgspec.Meta(max_length=limits.TRACE_CONTEXT_CHARS_MAX)]
     call: bytes
+    values: Annotated[bytes, msgspec.Meta(max_length=limits.PROPAGATED_BYTES_MAX)] = b""
 
 
 class Return(Message, frozen=True, tag=2):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         stop_procs,
     )
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.life.propagation import propagate
     from trimesh._runtime.life.tracing import trace_calls
 
 _HOMES: Final = {
@@ -66,6 +67,7 @@ _HOMES: Final = {
     "open_warm_host": "ownership",
     "own_process": "ownership",
     "proc_for": "current",
+    "propagate": "propagation",
     "rebuild": "current",
     "stop_procs": "ownership",
     "trace_calls": "tracing",
@@ -102,6 +104,7 @@ __all__ = [
     "open_warm_host",
     "own_process",
     "proc_for",
+    "propagate",
     "rebuild",
     "stop_procs",
     "trace_calls",

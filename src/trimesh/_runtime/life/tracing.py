@@ -1,8 +1,7 @@
-r"""Tracing hooks: wrap calls and channel items while a tracer is installed, at no cost otherwise.
+r"""Hooks around calls and channel items while a tracer or a carrier of context variables is installed.
 
-`trace_calls` replaces functions and returns a function that restores them. A process that is not traced therefore
-runs the same bytecode as without tracing. If only the sender is traced, the receiver just takes the call or item out
-of its envelope.
+`trace_calls` and `carry_values` replace functions. A process without either therefore runs the same bytecode as without
+this module. If only the sender has one, the receiver just takes the call or item out of its envelope.
 
     caller   `OutgoingCall.start` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
              `OutgoingCall.forget` <--outcome--             slot: `began`, `_context_of`, endpoint, `ended`
@@ -31,16 +30,18 @@ from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from trimesh._runtime.calls.invocation import Request
     from trimesh._runtime.channels.ports import CarriedPorts, Holding
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.peers.peer import Peer, Target
+    from trimesh._wire.pickled.payload import Encoded
 
 
 Seam: TypeAlias = tuple[Any, str, Any]
 """A class or module, the name of one of its functions, the replacement."""
 
-_arriving: Final[ContextVar[str]] = ContextVar("trimesh_arriving_trace", default="")
+_arriving: Final[ContextVar[tuple[str, bytes]]] = ContextVar("trimesh_arriving_trace", default=("", b""))
 
 
 class Tracing(Protocol):
@@ -71,6 +72,28 @@ class Tracing(Protocol):
 
     def received_item(self, trace: str) -> None:
         """Handle the receipt of an item with a trace context by the running code."""
+
+
+class ContextCarrier(Protocol):
+    """Sender and receiver of values of context variables."""
+
+    def is_laden(self) -> bool:
+        """Return whether the running context has values to send."""
+        ...
+
+    def sends(self, call: OutgoingCall) -> Encoded | None:
+        """Return the encoded values of the running context; None for none.
+
+        Raises:
+            TypeError, ValueError: A value cannot be sent.
+        """
+        ...
+
+    def came(self, call: IncomingCall, values: bytes) -> None:
+        """Handle the arrival of a call with values, before it is queued."""
+
+    def enter(self, server: Server, call: IncomingCall, context: contextvars.Context) -> None:
+        """Set the values in the context of its endpoint."""
 
 
 class _Recorder:
@@ -114,14 +137,21 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
     Raises:
         ProtocolError: The envelope holds no call.
     """
-    call = messages.decode(message.call)
+    call, trace, values = messages.decode(message.call), message.trace, message.values
+    if type(call) is messages.TracedCall:  # a tracer and a carrier have each put one around it
+        trace, values = trace or call.trace, values or call.values
+        call = messages.decode(call.call)
     if type(call) is not messages.Call:
         raise ProtocolError(f"TracedCall must hold a Call, got a {type(call).__name__}")
     link = peer.link
     if link is None:
         return
+    if values and _Installed.carrier is None:
+        from trimesh._runtime.life.propagation import receive  # noqa: PLC0415 - few programs need it
+
+        receive()  # code by value in the arguments may register the variable
     size = len(messages.encode(message))  # as received: nothing else encodes to the same message
-    token = _arriving.set(message.trace)
+    token = _arriving.set((trace, values))
     try:
         peer.proc.take_call(peer, link, call, size, bodies)
     finally:
@@ -141,24 +171,90 @@ def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memo
     peer.proc.routes[messages.PortItem](peer, come, bodies)
 
 
+class _Installed:
+    """What is installed in this process, and the functions that it has replaced, in this order."""
+
+    tracing: Tracing | None = None
+    carrier: ContextCarrier | None = None
+    replaced: Sequence[Seam] = ()
+
+
 def trace_calls(tracing: Tracing) -> Callable[[], None]:
     """Install a tracer for the calls of this process, and for calls to actors that are spawned from now on.
 
     It also observes channel items that are sent and received here.
 
     Returns:
-        Function that restores everything.
+        Function that removes it.
     """
-    seams = [*_seams_of_calls(tracing), *_seams_of_items(tracing)]
-    before = [(place, name, getattr(place, name)) for place, name, _ in seams]
+    _Installed.tracing = tracing
+    _install()
+
+    def put_back() -> None:
+        _Installed.tracing = None
+        _install()
+
+    return put_back
+
+
+def carry_values(carrier: ContextCarrier | None) -> None:
+    """Install a carrier of context variables for the calls of this process and to its actors; None removes it."""
+    _Installed.carrier = carrier
+    _install()
+
+
+def _install() -> None:
+    """Replace functions for the tracer and the carrier that there are, after restoring those replaced before."""
+    for place, name, function in reversed(_Installed.replaced):
+        setattr(place, name, function)
+    replaced: list[Seam] = []
+    tracing, carrier = _Installed.tracing, _Installed.carrier
+    if tracing is not None:
+        _replace([*_seams_of_calls(tracing), *_seams_of_items(tracing)], replaced)
+    if carrier is not None:
+        _replace(_seams_of_values(carrier), replaced)
+    _Installed.replaced = replaced
+
+
+def _replace(seams: Sequence[Seam], replaced: list[Seam]) -> None:
+    replaced += [(place, name, getattr(place, name)) for place, name, _ in seams]
     for place, name, function in seams:
         setattr(place, name, function)
 
-    def put_back() -> None:
-        for place, name, function in before:
-            setattr(place, name, function)
 
-    return put_back
+def _seams_of_values(carrier: ContextCarrier) -> list[Seam]:
+    start, deliver, sender = OutgoingCall.start, Cell.deliver, CallSet.sender
+    post_at_once, context_of = invocation._post_at_once, Server._context_of  # noqa: SLF001 - a seam of the same package
+
+    def start_with_values(self: OutgoingCall, parcel: Parcel) -> None:
+        values = None if self.request.spec is None else carrier.sends(self)
+        start(self, parcel if values is None else _enclosed(parcel, "", values))
+
+    def deliver_with_values(self: Cell, call: IncomingCall) -> None:
+        values = _arriving.get()[1]
+        if values:
+            carrier.came(call, values)
+        deliver(self, call)
+
+    def context_with_values(self: Server, call: IncomingCall) -> contextvars.Context:
+        context = context_of(self, call)
+        carrier.enter(self, call, context)
+        return context
+
+    def sender_of(self: CallSet, proc: Proc, target: Target, request: Request, deadline: float) -> Any:
+        make = CallSet.sender_alone if carrier.is_laden() else sender
+        return make(self, proc, target, request, deadline)
+
+    def post_with_values(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
+        return not carrier.is_laden() and post_at_once(proc, targets, parcel)
+
+    return [
+        (OutgoingCall, "start", start_with_values),
+        (Cell, "deliver", deliver_with_values),
+        (Server, "_context_of", context_with_values),
+        (CallSet, "sender", sender_of),
+        (invocation, "_post_at_once", post_with_values),
+    ]
 
 
 def _seams_of_calls(tracing: Tracing) -> list[Seam]:
@@ -182,7 +278,7 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
         tracing.settled(self)
 
     def traced_deliver(self: Cell, call: IncomingCall) -> None:
-        tracing.came(call, _arriving.get())
+        tracing.came(call, _arriving.get()[0])
         deliver(self, call)
 
     def traced_deliver_all(self: Cell, calls: Sequence[IncomingCall]) -> None:
@@ -244,11 +340,16 @@ def _never_at_once(*_: object) -> bool:
     return False
 
 
-def _enclosed(parcel: Parcel, trace: str) -> Parcel:
-    """Return a parcel whose head carries the trace context of its call."""
+def _enclosed(parcel: Parcel, trace: str, values: Encoded | None = None) -> Parcel:
+    """Return a parcel whose head carries the trace context of its call, or values."""
     if isinstance(parcel, SpreadParcel):
-        each = [_enclosed(one, trace) for one in parcel.each]
+        each = [_enclosed(one, trace, values) for one in parcel.each]
         nbytes = max((one.nbytes for one in each), default=0)
         return msgspec.structs.replace(parcel, each=each, nbytes=nbytes)
-    head = messages.encode(messages.TracedCall(trace, bytes(parcel.head)))
-    return msgspec.structs.replace(parcel, head=head, nbytes=parcel.nbytes + len(head) - len(parcel.head))
+    payload = b"" if values is None else bytes(values.payload)
+    head = messages.encode(messages.TracedCall(trace, bytes(parcel.head), payload))
+    nbytes = parcel.nbytes + len(head) - len(parcel.head)
+    if values is None or not values.definitions:
+        return msgspec.structs.replace(parcel, head=head, nbytes=nbytes)
+    definitions = (*parcel.definitions, *values.definitions)
+    return msgspec.structs.replace(parcel, head=head, nbytes=nbytes, definitions=definitions)
