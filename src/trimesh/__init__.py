@@ -261,6 +261,24 @@ __all__ = [
 ]
 
 
+_LATE = {
+    "Departed": "trimesh.events",
+    "DeviceMesh": "trimesh.actor.host_mesh",
+    "MembershipView": "trimesh.events",
+    "Need": "trimesh.actor.placement",
+    "Placement": "trimesh.actor.placement",
+    "Places": "trimesh.actor.placement",
+    "RDMABuffer": "trimesh.rdma",
+    "Resources": "trimesh.actor.placement",
+    "connect": "trimesh.programs",
+    "current_view": "trimesh.actor.proc_mesh",
+    "heal": "trimesh.actor.host_mesh",
+    "log": "trimesh._runtime.metrics",
+    "log_to": "trimesh.telemetry.files",
+    "propagate": "trimesh._runtime.life",
+    "publish_as": "trimesh.programs",
+}
+
 _TENSORS = (
     "Placements",
     "Publication",
@@ -311,28 +329,12 @@ def __getattr__(name: str) -> Any:
 
 
 def _import(name: str) -> Any:
-    if name == "RDMABuffer":
-        return importlib.import_module("trimesh.rdma").RDMABuffer
-    if name == "from_thread":
-        return importlib.import_module("trimesh.blocking.from_thread")
-    if name in ("DeviceMesh", "heal"):
-        return getattr(importlib.import_module("trimesh.actor.host_mesh"), name)
-    if name in ("Need", "Placement", "Places", "Resources"):
-        return getattr(importlib.import_module("trimesh.actor.placement"), name)
-    if name == "current_view":
-        return importlib.import_module("trimesh.actor.proc_mesh").current_view
-    if name in ("Departed", "MembershipView"):
-        return getattr(importlib.import_module("trimesh.events"), name)
-    if name == "log":
-        return importlib.import_module("trimesh._runtime.metrics").log
-    if name == "log_to":
-        return importlib.import_module("trimesh.telemetry.files").log_to
-    if name == "propagate":
-        return importlib.import_module("trimesh._runtime.life").propagate
-    if name in ("connect", "publish_as"):
-        return getattr(importlib.import_module("trimesh.programs"), name)
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     if name in _TENSORS:
         return getattr(importlib.import_module("trimesh.tensor"), name)
     if name in ("aio", "blocking", "observe", "programs", "rdma", "service", "spmd", "telemetry", "tensor", "testing"):
         return importlib.import_module(f"trimesh.{name}")
+    if name == "from_thread":
+        return importlib.import_module("trimesh.blocking.from_thread")
     raise AttributeError(f"module 'trimesh' has no attribute {name!r}")

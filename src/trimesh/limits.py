@@ -695,6 +695,20 @@ SSH_JUMPS_MAX: Final = 8
 SSH_END_SECONDS: Final = 2.0
 """Time for an agent to end after its lifeline was closed; then it is killed over the same connection."""
 
+RELAY_LEASE_SECONDS: Final = 1.5
+"""Silence after which a relay on another host ends and frees its port: half of the lease of an agent, so that a new
+relay listens there in time. Its program speaks six times as often."""
+RELAY_ALIVE_SECONDS: Final = 1
+"""Interval at which ssh of a relay asks for a sign of its server, which it gives up after two: whole seconds are the
+smallest that ssh takes."""
+RELAY_RESTART_SECONDS: Final = 0.1
+"""First pause before a relay that has ended is started again; it doubles each time until one has run for a while."""
+RELAY_RESTART_SECONDS_MAX: Final = 2.0
+"""Longest such pause: the hosts are lost by then, and further ones may join."""
+RELAY_CONNECTIONS_MAX: Final = 4_096
+"""Connections through a relay: one of each host, those of hosts that join, and as many of strangers again. Each costs
+two descriptors there and a channel of ssh."""
+
 SLURM_END_SECONDS: Final = 10.0
 """Time for salloc to return an allocation: one message to Slurm's controller, which may be busy for seconds."""
 SLURM_QUEUE_LOOK_SECONDS: Final = 10.0

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.jobs.ports import free_ports
@@ -30,6 +31,11 @@ def missing() -> str | None:
     return None
 
 
+def _import_paths() -> str:
+    """Return the import path of this process, which is that of the tree under test."""
+    return ":".join(str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(":") if one)
+
+
 def _path_of(command: str) -> str | None:
     return shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
 
@@ -37,14 +43,30 @@ def _path_of(command: str) -> str | None:
 class SSHServer:
     """A running sshd.
 
+    Args:
+        address: Where it listens.
+        prefix: Arguments before those of sshd: of a network namespace.
+        names: Of hosts that are this server.
+        more: Lines of its configuration.
+        path: PATH of what it runs.
+
     Attributes:
         config: Of clients: `n1`, `n2`, `n3` are this server, `behind` is it by way of `n1`.
         pid: Of the server.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        address: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        names: str = "n1 n2 n3 behind",
+        more: str = "",
+        path: str = "",
+    ) -> None:
         folder.chmod(0o700)
         self.folder = folder
+        self._address = address
         [self.port] = free_ports(1)
         for name in ("host", "user", "stranger"):
             subprocess.run(
@@ -52,23 +74,24 @@ class SSHServer:
             )
         (folder / "authorized").write_text((folder / "user.pub").read_text())
         kind, key, _ = (folder / "host.pub").read_text().split()
-        (folder / "known").write_text(f"[127.0.0.1]:{self.port} {kind} {key}\n")
+        (folder / "known").write_text(f"[{address}]:{self.port} {kind} {key}\n")
         (folder / "sshd.conf").write_text(
-            f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile {folder}/pid\n"
+            f"{more}Port {self.port}\nListenAddress {address}\nHostKey {folder}/host\nPidFile {folder}/pid\n"
             f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nPermitRootLogin yes\nMaxStartups 100\nLogLevel VERBOSE\n"
+            + f"SetEnv PYTHONPATH={_import_paths()}{f' PATH={path}' if path else ''}\n"
         )
         self.config = folder / "ssh.conf"
         self.config.write_text(
-            "Host n1 n2 n3 behind\n  HostName 127.0.0.1\n"
-            f"  Port {self.port}\n  User {getpass.getuser()}\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {folder}/known\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
-            "Host behind\n  ProxyJump n1\n"
+            f"Host {names}\n  HostName {address}\n  Port {self.port}\n  User {getpass.getuser()}\n"
+            f"  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  UserKnownHostsFile {folder}/known\n"
+            "  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
+            + ("Host behind\n  ProxyJump n1\n" if "behind" in names else "")
         )
         sshd = _path_of("sshd")
         assert sshd is not None
         self._process = subprocess.Popen(
-            [sshd, "-D", "-f", str(folder / "sshd.conf"), "-E", str(folder / "log")], stdin=subprocess.DEVNULL
+            [*prefix, sshd, "-D", "-f", str(folder / "sshd.conf"), "-E", str(folder / "log")], stdin=subprocess.DEVNULL
         )
         self.pid = self._process.pid
         self._wait_listening()
@@ -77,7 +100,7 @@ class SSHServer:
         deadline = time.monotonic() + HANG_SECONDS
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port)).close()
+                socket.create_connection((self._address, self.port)).close()
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"sshd did not start: {(self.folder / 'log').read_text()}") from None

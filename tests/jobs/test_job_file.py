@@ -33,6 +33,8 @@ kind = "slurm"
 hosts = 4
 gpus = 8
 time = "4:00:00"
+via = { host = "login", options = ["-p", "2222"] }
+shared = true
 """
 SHOW = "import sys; from trimesh import jobs; print(jobs.default(), sys.argv[1:])"
 
@@ -59,7 +61,8 @@ def trimesh_run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_jobs_are_the_values_that_a_program_would_write(folder: Path) -> None:
     """H17."""
     assert jobs.named_job("laptop") == jobs.LocalJob(2)
-    assert jobs.named_job("big") == jobs.SlurmJob(4, gpus=8, time="4:00:00")
+    via = jobs.SSH("login", options=("-p", "2222"))
+    assert jobs.named_job("big") == jobs.SlurmJob(4, gpus=8, time="4:00:00", via=via, shared=True)
     far = jobs.SSHJob(
         {"trainers": ["n1", "me@n2"], "loaders": ["n3"]}, options=("-p", "2222"), env={"OMP_NUM_THREADS": "1"}
     )

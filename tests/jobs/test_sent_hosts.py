@@ -83,7 +83,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@pytest.mark.daily("real")
+@pytest.mark.daily
 @pytest.mark.real
 @needs_tls
 async def test_actor_spawns_on_hosts_that_it_was_sent() -> None:

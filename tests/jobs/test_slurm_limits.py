@@ -20,7 +20,7 @@ async def test_block_is_left_when_its_grace_is_all_that_is_left(
     """H26: a grace without an end is no reason to leave at once."""
     began = trio.current_time()
 
-    async def ask(*_: str) -> str:
+    async def ask(*_: str, run: object) -> str:
         await trio.lowlevel.checkpoint()
         minutes, seconds = divmod(int(trio.current_time() - began), 60)
         return f"JobId=7 JobState=RUNNING Reason=None RunTime=00:{minutes:02}:{seconds:02} TimeLimit=01:00:00"

@@ -108,9 +108,11 @@ def test_pools_of_asyncio_and_of_scripts_tell_their_state():
     """Y22, K04, K06."""
 
     async def main() -> None:
-        async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:
-            async with open_pool(await procs.spawn("generators", Generator)) as pool:
-                assert await get(health_app(pool), "/ready") == (200, "ready\n")
+        async with (
+            trimesh.aio.spawn_procs({"gpus": 1}) as procs,
+            open_pool(await procs.spawn("generators", Generator)) as pool,
+        ):
+            assert await get(health_app(pool), "/ready") == (200, "ready\n")
 
     asyncio.run(main())
     with tb.spawn_procs({"gpus": 1}) as procs, blocking.open_pool(procs.spawn("generators", Generator)) as pool:

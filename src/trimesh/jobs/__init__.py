@@ -10,11 +10,12 @@ from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
 from trimesh.jobs.pki import OwnPKI
 from trimesh.jobs.slurm import SlurmJob
-from trimesh.jobs.ssh import SSHJob
+from trimesh.jobs.ssh import SSH, SSHJob
 from trimesh.shape.value_mesh import OutputLine
 
 __all__ = [
     "KEPT",
+    "SSH",
     "AgentExit",
     "AgentOrder",
     "AttachedJob",

@@ -320,13 +320,21 @@ class FarAgent(ChildAgent):
         process: Process of the command.
         shell: Arguments that precede a shell line to run it on that machine.
         env: Environment of the command; None for that of this process.
+        run: Makes of such arguments the command that runs them, if that is on another machine.
 
     Attributes:
         number: Process id of the agent on its machine; None if it never ran.
     """
 
-    def __init__(self, process: trio.Process, shell: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        process: trio.Process,
+        shell: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        run: Callable[[Sequence[str]], Sequence[str]] = tuple,
+    ) -> None:
         super().__init__(process)
+        self._run = run
         self.number: int | None = None
         self._shell = shell
         self._env = env
@@ -344,7 +352,7 @@ class FarAgent(ChildAgent):
         if not self.has_ended and self.number is not None:
             kill, null = f"kill -s KILL {self.number}", subprocess.DEVNULL
             await trio.run_process(
-                [*self._shell, kill], stdin=null, stdout=null, stderr=null, env=self._env, check=False
+                self._run([*self._shell, kill]), stdin=null, stdout=null, stderr=null, env=self._env, check=False
             )
             await self.ended()
 

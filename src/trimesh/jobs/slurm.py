@@ -17,11 +17,14 @@ import math
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, cast
 
 import attrs
@@ -34,7 +37,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.job import Job, checked_hosts
-from trimesh.jobs.launcher import AgentExit, AgentOrder, ChildAgent, FarAgent, Launcher, agent_command, start_child
+from trimesh.jobs.launcher import AgentExit, AgentOrder, ChildAgent, FarAgent, agent_command, start_child
 from trimesh.jobs.slurm_output import (
     QUEUE_FORMAT,
     JobState,
@@ -46,6 +49,7 @@ from trimesh.jobs.slurm_output import (
     node_words,
     queued_job,
 )
+from trimesh.jobs.ssh import SSH, RelayedLauncher, checked_via
 from trimesh.plain_numbers import plain_whole
 
 _OF_A_PART: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -129,7 +133,9 @@ class SlurmJob(Job):
         options: Further arguments of salloc: `("--exclusive",)`.
         python: The interpreter on the nodes; None searches as `SSHJob` does.
         env: Environment variables of the agents and their processes; never passed as arguments.
-        interface: Address at which this program listens for the nodes; None takes that of the route to the first node.
+        via: Login node, where Slurm's commands and a relay run, for a program outside of the cluster, see `SSH`.
+        interface: Address at which this program, or its relay, listens for the nodes; None takes that of the route to
+            the first node.
         notice: Seconds before the time limit at which `HostMesh.wait_notice` returns; None takes
             `limits.SLURM_NOTICE_SECONDS`, and at most half of the time left. When only the grace of the block and
             `limits.SLURM_LEAVE_SECONDS` are left, the block is cancelled.
@@ -148,6 +154,7 @@ class SlurmJob(Job):
     options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
     python: str | None = attrs.field(default=None, kw_only=True)
     env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
+    via: SSH | None = attrs.field(default=None, kw_only=True, validator=checked_via)
     interface: str | None = attrs.field(default=None, kw_only=True)
     notice: float | None = attrs.field(default=None, kw_only=True, validator=_checked_seconds)
 
@@ -237,7 +244,7 @@ class _Node(msgspec.Struct, frozen=True):
     component: int | None
 
 
-class SlurmLauncher(Launcher):
+class SlurmLauncher(RelayedLauncher):
     """Starts agents by srun."""
 
     def __init__(self, job: SlurmJob) -> None:
@@ -249,52 +256,67 @@ class SlurmLauncher(Launcher):
         self._idle: Sequence[_Node] = ()
         self._notice: float | None = None
         self._say: Callable[[str], None] = lambda _: None
+        self._run = _local if job.via is None else partial(_at_login, job.via)
 
     def tell_by(self, say: Callable[[str], None]) -> None:
         self._say = say
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        missing = [name for name in ("salloc", "srun", "scancel", "scontrol", "squeue") if shutil.which(name) is None]
-        if missing:
-            raise SpawnError(f"a SlurmJob needs Slurm's commands on the PATH, and {missing[0]} is not there")
-        if number := os.environ.get("SLURM_JOB_ID", ""):
-            await self._use(number, _nodes_around(os.environ))
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
             yield
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        via = self._job.via
+        names = ("salloc", "srun", "scancel", "scontrol", "squeue")
+        if via is not None:
+            missing = (await self._ask("sh", "-c", _MISSING, "sh", *names)).split()
+        else:
+            missing = [name for name in names if shutil.which(name) is None]
+        if missing:
+            where = "" if via is None else f" of {via.host}"
+            raise SpawnError(f"a SlurmJob needs Slurm's commands on the PATH{where}, and {missing[0]} is not there")
+        if via is None and (number := os.environ.get("SLURM_JOB_ID", "")):
+            await self._use(stack, number, _nodes_around(os.environ))
             return
         name = f"trimesh-{secrets.token_hex(6)}"
         command = ["sh", "-c", _HOLD, "salloc", *self._job.salloc_options(name), "sh", "-c", _SAY]
-        holder = _Holder(await start_child(command, "the allocation of Slurm"))
-        try:
-            found = await self._wait_granted(holder, name)
-            if found is None:
-                raise SpawnError(f"Slurm granted no allocation for {self._job!r}: {last_words(holder.last_lines)}")
-            await self._use(*found)
-            yield
-        finally:
-            await self._give_back(holder, name)
+        holder = _Holder(await start_child(self._run(command), "the allocation of Slurm"))
+        stack.push_async_callback(self._give_back, holder, name)
+        found = await self._wait_granted(holder, name)
+        if found is None:
+            raise SpawnError(f"Slurm granted no allocation for {self._job!r}: {last_words(holder.last_lines)}")
+        await self._use(stack, *found)
+
+    async def _ask(self, *command: str) -> str:
+        """Run a command of Slurm, and return its standard output; see `ask`."""
+        return await ask(*command, run=self._run)
 
     async def _wait_granted(self, holder: _Holder, name: str) -> tuple[str, tuple[str, ...]] | None:
         """Wait in the queue and show the reason; return job number and nodes, or None if no job was granted."""
         found: tuple[str, tuple[str, ...]] | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_follow_queue, name, self._say)
+            nursery.start_soon(_follow_queue, name, self._say, self._ask)
             line = await holder.read_until(lambda text: granted(text) is not None)
             found = None if line is None else granted(line)
             nursery.cancel_scope.cancel(reason="the job has left the queue")
         return found
 
-    async def _use(self, number: str, listed: Sequence[str]) -> None:
-        groups = [(await ask("scontrol", "show", "hostnames", nodes)).split() for nodes in listed if nodes]
+    async def _use(self, stack: AsyncExitStack, number: str, listed: Sequence[str]) -> None:
+        groups = [(await self._ask("scontrol", "show", "hostnames", nodes)).split() for nodes in listed if nodes]
         self._number = number
         self._nodes = self._chosen(groups, ", ".join(listed))
         self.hosts = [node.name for node in self._nodes]
         self._idle = [node for node in _nodes_of(groups) if node not in self._nodes]
-        if self._job.interface is not None:
-            self.interface = await address_of(self._job.interface)
+        own, via, towards = self._job.interface, self._job.via, ""
+        if own is None:
+            node = await self._ask("scontrol", "-o", "show", "node", self.hosts[0])
+            towards = node_address(node) or self.hosts[0]
+        if via is not None:
+            await self.relay(stack, via, own, towards)
         else:
-            node = await ask("scontrol", "-o", "show", "node", self.hosts[0])
-            self.interface = await address_towards(node_address(node) or self.hosts[0])
+            self.interface = await (address_towards(towards) if own is None else address_of(own))
 
     def _chosen(self, groups: Sequence[Sequence[str]], listed: str) -> Sequence[_Node]:
         """Choose the hosts among the nodes of each component; return them in the order of the mesh."""
@@ -321,8 +343,7 @@ class SlurmLauncher(Launcher):
                 chosen[rank] = _Node(name, group)
         return [chosen[rank] for rank in range(len(self.hosts))]
 
-    @staticmethod
-    async def _give_back(holder: _Holder, name: str) -> None:
+    async def _give_back(self, holder: _Holder, name: str) -> None:
         """End the allocation, or the request for it; no job of this name is left in Slurm."""
         with trio.CancelScope(shield=True):
             await holder.close_lifeline()
@@ -331,7 +352,7 @@ class SlurmLauncher(Launcher):
             await holder.stop()
             if scope.cancelled_caught:
                 with trio.move_on_after(limits.SLURM_END_SECONDS):
-                    await ask("scancel", "--quiet", f"--name={name}")
+                    await self._ask("scancel", "--quiet", f"--name={name}")
 
     # ---- the time limit --------------------------------------------------------------------------------------
 
@@ -355,7 +376,7 @@ class SlurmLauncher(Launcher):
             left: float | None = None
             pause = limits.SLURM_LIMIT_LOOK_SECONDS
             try:
-                said = job_state(await ask("scontrol", "-o", "show", "job", self._number), now=time.time())
+                said = job_state(await self._ask("scontrol", "-o", "show", "job", self._number), now=time.time())
             except SpawnError:  # Slurm's controller is away; the job goes on
                 said = None
             if said is not None and said.limit_seconds is not None and said.run_seconds is not None:
@@ -393,13 +414,13 @@ class SlurmLauncher(Launcher):
         group = () if node.component is None else (f"--het-group={node.component}",)
         srun = ("srun", f"--jobid={self._number}", *group, f"--nodelist={node.name}", *_STEP)
         command = agent_command(job.python, sys.executable, sys.version_info[:2])
-        process = await start_child([*srun, "sh", "-c", command], node.name, own_environment())
-        agent = SlurmAgent(process, node.name, self._number, srun)
+        process = await start_child(self._run([*srun, "sh", "-c", command]), node.name, own_environment())
+        agent = SlurmAgent(process, node.name, self._number, srun, self._run)
         await agent.begin(order)
         return agent
 
 
-async def _follow_queue(name: str, say: Callable[[str], None]) -> None:
+async def _follow_queue(name: str, say: Callable[[str], None], ask: Callable[..., Awaitable[str]]) -> None:
     """Show at intervals what Slurm reports that a job waits for."""
     await trio.sleep(limits.PROGRESS_SECONDS)
     while True:
@@ -440,16 +461,17 @@ class _Holder(ChildAgent):
 class SlurmAgent(FarAgent):
     """A job step that carries an agent; see `StartedAgent`."""
 
-    def __init__(self, process: trio.Process, node: str, job: str, srun: Sequence[str]) -> None:
-        super().__init__(process, (*srun, "sh", "-c"), own_environment())
+    def __init__(self, process: trio.Process, node: str, job: str, srun: Sequence[str], run: Run) -> None:
+        super().__init__(process, (*srun, "sh", "-c"), own_environment(), run)
         self._node = node
         self._job = job
+        self._ask = partial(ask, run=run)
 
     async def exit_of(self, code: int) -> AgentExit:
         """See `ChildAgent.exit_of`; with the state of the job and the node if they are the reason."""
         ended = await super().exit_of(code)
         try:
-            said = job_state(await ask("scontrol", "-o", "show", "job", self._job))
+            said = job_state(await self._ask("scontrol", "-o", "show", "job", self._job))
         except SpawnError:
             said = JobState("")
         node = await self._node_words(said)
@@ -464,7 +486,7 @@ class SlurmAgent(FarAgent):
         if not said.is_alive and said.reason != "node failed":
             return ""
         try:
-            words = node_words(await ask("scontrol", "-o", "show", "node", self._node))
+            words = node_words(await self._ask("scontrol", "-o", "show", "node", self._node))
         except SpawnError:
             return ""
         return f"; Slurm says that {self._node} is {words}" if words.startswith(("DOWN", "FAIL", "NOT")) else ""
@@ -487,14 +509,28 @@ def own_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not _OF_OTHERS.fullmatch(name)}
 
 
-async def ask(*command: str) -> str:
+Run = Callable[[Sequence[str]], Sequence[str]]
+"""Makes of a command the one that runs it where Slurm's commands are."""
+
+_MISSING: Final = 'for n in "$@"; do command -v "$n" >/dev/null || echo "$n"; done'
+
+
+def _local(command: Sequence[str]) -> Sequence[str]:
+    return command
+
+
+def _at_login(via: SSH, command: Sequence[str]) -> Sequence[str]:
+    return (*via.command(), shlex.join(command))
+
+
+async def ask(*command: str, run: Run = _local) -> str:
     """Run a command of Slurm, and return its standard output.
 
     Raises:
         SpawnError: It failed; the message includes its standard error.
     """
     env = {name: value for name, value in os.environ.items() if not _OF_TEXT.fullmatch(name)}
-    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=env)
+    done = await trio.run_process(run(command), capture_stdout=True, capture_stderr=True, check=False, env=env)
     if done.returncode != 0:
         words = last_words(done.stderr.decode(errors="replace").splitlines())
         raise SpawnError(f"{' '.join(command)} failed: {words}")

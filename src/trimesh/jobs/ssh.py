@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -66,6 +68,43 @@ def checked_spares(spares: Any) -> tuple[str, ...]:
     return cast("tuple[str, ...]", checked_names(spares)) if spares else ()
 
 
+def _checked_host(_: object, __: object, host: Any) -> None:
+    checked_names([host])
+
+
+@attrs.frozen
+class SSH:
+    """Relay for a program that hosts cannot reach: a host that ssh reaches, such as a login node.
+
+    `SSHJob(["n1", "n2"], via=SSH("login"))`. Hosts connect to a small relay there, which passes their TLS sessions on
+    through one ssh connection of the program; it sees only ciphertext. The ssh server must allow `ssh -R` of a port of
+    its loopback address. The relay ends with the program.
+
+    Attributes:
+        host: Name of the host as `ssh` takes it.
+        options: Arguments of ssh before the name: `("-p", "2222")`.
+        python: An interpreter there: Python 3.6 or newer, without trimesh.
+    """
+
+    host: str = attrs.field(validator=_checked_host)
+    options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
+    python: str = attrs.field(default="python3", kw_only=True)
+
+    def command(self) -> tuple[str, ...]:
+        """Return the arguments that precede a shell line to run it there."""
+        return ("ssh", *self.options, *_ALWAYS, "--", self.host)
+
+
+def checked_via(_: object, __: object, via: Any) -> None:
+    """Validate the attribute `via` of a job: an `SSH` or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if via is not None and not isinstance(via, SSH):
+        raise TypeError(f'via= takes the relay host, jobs.SSH("login"), or None, got {via!r}')
+
+
 @attrs.frozen
 class SSHJob(Job):
     """Hosts that are reached by ssh: `async with SSHJob(["n1", "n2"]) as hosts:`.
@@ -80,8 +119,10 @@ class SSHJob(Job):
             program's interpreter, `python3.N` of the same version, `python3`, `python`.
         options: Arguments of ssh before the name of the host: `("-F", "cluster.conf")`, `("-p", "2222")`.
         env: Environment variables of the agents and their processes; never passed as arguments.
-        interface: Address at which this program listens for the hosts: an address of this machine, its name, or the
-            name of an interface; None takes that of the route to the first host, or to its first jump host.
+        via: Relay and jump host, if hosts cannot reach this program, see `SSH`.
+        interface: Address at which this program, or its relay, listens for the hosts: an address of this machine, its
+            name, or the name of an interface; None takes that of the route to the first host, or to its first jump
+            host.
         spares: Names of hosts that stand by: each replaces a lost one; see `Restart`.
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
@@ -92,6 +133,7 @@ class SSHJob(Job):
     python: str | None = attrs.field(default=None, kw_only=True)
     options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
     env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
+    via: SSH | None = attrs.field(default=None, kw_only=True, validator=checked_via)
     interface: str | None = attrs.field(default=None, kw_only=True)
     spares: Sequence[str] = attrs.field(default=(), kw_only=True, converter=checked_spares)
 
@@ -112,7 +154,28 @@ class SSHJob(Job):
         return SSHLauncher(self)
 
 
-class SSHLauncher(Launcher):
+def _proxy(via: SSH) -> str:
+    command = ["ssh", *via.options, *_ALWAYS, "-W", "[%h]:%p", "--", via.host]
+    return " ".join(word if word == "[%h]:%p" else shlex.quote(word.replace("%", "%%")) for word in command)
+
+
+class RelayedLauncher(Launcher):
+    """Launcher of a job with `via=`."""
+
+    async def relay(self, stack: AsyncExitStack, via: SSH, interface: str | None, towards: str) -> None:
+        """Open the relay until `stack` is left, and let the program listen behind it.
+
+        Args:
+            interface: Attribute of the job: where the relay listens.
+            towards: A host, as the relay host resolves it.
+        """
+        from trimesh.jobs.ssh_relay import open_ssh_relay  # noqa: PLC0415 - few jobs need it, and it needs `SSH`
+
+        place = await stack.enter_async_context(open_ssh_relay(via, interface or "", towards))
+        self.interface, self.port, self.advertised = "127.0.0.1", place.port, (place.address,)
+
+
+class SSHLauncher(RelayedLauncher):
     """Starts agents by ssh."""
 
     def __init__(self, job: SSHJob) -> None:
@@ -120,7 +183,8 @@ class SSHLauncher(Launcher):
         self.hosts = [*(name for part in names for name in part), *job.spares]
         self.interface = ""
         self._job = job
-        self._ssh = ("ssh", *job.options, *_ALWAYS)
+        jump = () if job.via is None else ("-o", f"ProxyCommand={_proxy(job.via)}", "-o", "ProxyJump=none")
+        self._ssh = ("ssh", *jump, *job.options, *_ALWAYS)
         self._starting = trio.CapacityLimiter(limits.SSH_STARTS_AT_ONCE)
         self._folder = Path()
 
@@ -128,23 +192,21 @@ class SSHLauncher(Launcher):
     async def open(self) -> AsyncGenerator[None, None]:
         if shutil.which("ssh") is None:
             raise SpawnError("an SSHJob needs the command ssh (OpenSSH), which is not on the PATH of this program")
-        own = self._job.interface
-        self.interface = await (self._find_interface() if own is None else address_of(own))
-        with tempfile.TemporaryDirectory(prefix="trimesh-ssh-", ignore_cleanup_errors=True) as folder:
-            self._folder = Path(folder)  # of mode 0700: a process that reaches a socket in it reaches the host
+        own, via = self._job.interface, self._job.via
+        async with AsyncExitStack() as stack:
+            if via is None:
+                self.interface = await (self._find_interface() if own is None else address_of(own))
+            else:
+                towards = "" if own else (await self._said(self.hosts[0])).get("hostname", self.hosts[0])
+                await self.relay(stack, via, own, towards)
+            folder = tempfile.TemporaryDirectory(prefix="trimesh-ssh-", ignore_cleanup_errors=True)
+            self._folder = Path(stack.enter_context(folder))  # of mode 0700: a socket there leads to a host
             yield
 
     async def _find_interface(self) -> str:
         host = self.hosts[0]
         for _ in range(limits.SSH_JUMPS_MAX):
-            found = await trio.run_process(
-                [*self._ssh, "-G", "--", host], capture_stdout=True, capture_stderr=True, check=False
-            )
-            if found.returncode != 0:
-                words = found.stderr.decode(errors="replace").strip()
-                raise SpawnError(f"ssh rejects options= or its configuration, for {host}: {words}")
-            lines = found.stdout.decode(errors="replace").splitlines()
-            said = {name: value for name, _, value in (line.partition(" ") for line in lines)}
+            said = await self._said(host)
             jump = said.get("proxyjump", "").split(",")[0]
             if jump in _DIRECT and said.get("proxycommand", "") not in _DIRECT:
                 return await address_towards()  # the command may lead anywhere
@@ -155,6 +217,17 @@ class SSHLauncher(Launcher):
             f"the route to {self.hosts[0]} must have at most limits.SSH_JUMPS_MAX ({limits.SSH_JUMPS_MAX}) jump hosts, "
             "got more: pass interface="
         )
+
+    async def _said(self, host: str) -> Mapping[str, str]:
+        """Return the configuration of ssh for a host."""
+        found = await trio.run_process(
+            [*self._ssh, "-G", "--", host], capture_stdout=True, capture_stderr=True, check=False
+        )
+        if found.returncode != 0:
+            words = found.stderr.decode(errors="replace").strip()
+            raise SpawnError(f"ssh rejects options= or its configuration, for {host}: {words}")
+        lines = found.stdout.decode(errors="replace").splitlines()
+        return {name: value for name, _, value in (line.partition(" ") for line in lines)}
 
     async def start(self, rank: int, order: AgentOrder) -> SSHAgent:
         host, job = self.hosts[rank], self._job

@@ -113,8 +113,13 @@ def check_keepable(job: Job) -> None:
     """Check that a job can be kept.
 
     Raises:
-        ValueError: It fixes the port that its hosts dial, or this is a process of a mesh.
+        ValueError: It fixes the port that its hosts dial, has a relay, or this is a process of a mesh.
     """
+    if getattr(job, "via", None) is not None:
+        raise ValueError(
+            f"a job with via= cannot be kept, as its relay leads to one program, got {job!r}: keep it by a program on "
+            "the relay host"
+        )
     if getattr(job, "port", 0) or getattr(job, "advertise", ()):
         raise ValueError(
             "a kept job must leave out port= and advertise=, because each program that attaches listens at a port of "
