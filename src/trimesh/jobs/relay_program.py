@@ -2,9 +2,9 @@
 
 The program sends this text to a relay host and runs it there: it needs Python 3.6, and no trimesh.
 
-RY-1 It ends with its standard input, and when nothing has arrived there for `lease` seconds.
-RY-2 A process below it has the connections. If that dies they break, and another one takes new ones at once.
-RY-3 What one side does not read holds the other; the end of one direction is passed on, and a reset resets both.
+YR-1 It ends with its standard input, and when nothing has arrived there for `lease` seconds.
+YR-2 A process below it has the connections. If that dies they break, and another one takes new ones at once.
+YR-3 What one side does not read holds the other; the end of one direction is passed on, and a reset resets both.
 """
 
 import asyncio
