@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.life import propagate
     from trimesh._runtime.metrics import log
     from trimesh.actor.host_mesh import DeviceMesh, heal
-    from trimesh.actor.placement import Need, Placement, Places, Resources
+    from trimesh.actor.placement.placement import Need, Placement, Places, Resources
     from trimesh.actor.proc_mesh import current_view
     from trimesh.blocking import from_thread
     from trimesh.events import Departed, MembershipView
@@ -265,11 +265,11 @@ _LATE = {
     "Departed": "trimesh.events",
     "DeviceMesh": "trimesh.actor.host_mesh",
     "MembershipView": "trimesh.events",
-    "Need": "trimesh.actor.placement",
-    "Placement": "trimesh.actor.placement",
-    "Places": "trimesh.actor.placement",
+    "Need": "trimesh.actor.placement.placement",
+    "Placement": "trimesh.actor.placement.placement",
+    "Places": "trimesh.actor.placement.placement",
     "RDMABuffer": "trimesh.rdma",
-    "Resources": "trimesh.actor.placement",
+    "Resources": "trimesh.actor.placement.placement",
     "connect": "trimesh.programs",
     "current_view": "trimesh.actor.proc_mesh",
     "heal": "trimesh.actor.host_mesh",

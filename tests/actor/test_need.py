@@ -9,7 +9,7 @@ import pytest
 from tests.rows import rows
 
 from trimesh import Need, limits, this_host
-from trimesh.actor.placement import checked_needs
+from trimesh.actor.placement.placement import checked_needs
 
 
 @rows(

@@ -12,7 +12,7 @@ from tests.runtime import fake_nvml
 from trimesh import limits, this_proc
 from trimesh._runtime.system.inventory import cpu_limit, gpus_here, labels_of, memory_limit, take_inventory, visible_of
 from trimesh._runtime.system.nvml import GPUDevice, NVMLError, node_of, open_nvml
-from trimesh.actor.placement import Inspector
+from trimesh.actor.placement.placement import Inspector
 from trimesh.errors import ConfigError
 
 

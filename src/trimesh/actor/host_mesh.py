@@ -42,7 +42,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import JobHosts, OwnedHost, ShownHosts
-    from trimesh.actor.placement import Need, Placement, Places, Resources
+    from trimesh.actor.placement.placement import Need, Placement, Places, Resources
     from trimesh.jobs import on_hosts
     from trimesh.jobs.code import CodeSync
     from trimesh.jobs.on_hosts import Forwarding
@@ -330,7 +330,7 @@ class HostMesh:
 
         Cost: a process on each host, about 0.1 s.
         """
-        from trimesh.actor import placement  # noqa: PLC0415 - few programs place
+        from trimesh.actor.placement import placement  # noqa: PLC0415 - few programs place
 
         job = None if self._hosts is None else self._job("resources")
         return await in_trio(partial(placement.resources, self, job))()
@@ -360,7 +360,7 @@ class HostMesh:
 
         Cost: that of `resources`, and a search, for which `limits.PLACEMENT_CHECKS_MAX` is the bound.
         """
-        from trimesh.actor import placement  # noqa: PLC0415 - few programs place
+        from trimesh.actor.placement import placement  # noqa: PLC0415 - few programs place
 
         job = None if self._hosts is None else self._job("place")
         chosen = self, self._owned, job, placement.checked_needs(needs)
@@ -701,7 +701,7 @@ def _extent_on(on: Any, dims: Mapping[str, int] | None, bind: Bind | None) -> Ex
         ValueError: `bind` is given, too.
         ShapeError: The dimensions do not fit the places.
     """
-    from trimesh.actor.placement import Places  # noqa: PLC0415 - few programs place
+    from trimesh.actor.placement.placement import Places  # noqa: PLC0415 - few programs place
 
     if not isinstance(on, Places):
         raise TypeError(

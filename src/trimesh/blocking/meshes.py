@@ -38,7 +38,7 @@ from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Extent
 
 if TYPE_CHECKING:
-    from trimesh.actor.placement import Placement
+    from trimesh.actor.placement.placement import Placement
     from trimesh.jobs.code import CodeSync  # noqa: F401 - named in strings below
     from trimesh.jobs.on_hosts import Forwarding
     from trimesh.jobs.packages import Installation

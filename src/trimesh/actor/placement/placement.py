@@ -19,7 +19,7 @@ from trimesh._runtime.system import GPU, HostShare, Inventory, own_gpus, simulat
 from trimesh._supervision.placement import Demand, Spread
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
-from trimesh.actor.reservations import Account, Ledger, Reservation, ReservedPlaces, Resources, Taken
+from trimesh.actor.placement.reservations import Account, Ledger, Reservation, ReservedPlaces, Resources, Taken
 from trimesh.actor.spawning import checked_name
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager, contextmanager

@@ -1,0 +1,1 @@
+"""Placements: processes on the GPUs, CPUs and memory of hosts."""
