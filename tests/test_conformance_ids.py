@@ -47,6 +47,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q17": (frozenset({REAL}), "flight records of processes"),
     "Q9": (frozenset({REAL}), "simulations show nothing"),
     "S1": (frozenset({SIM}), "it is about simulation"),
+    "Y21": (frozenset({SIM}), "about time, which is virtual there"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
     **{f"H{number}": (frozenset({REAL}), "about hosts, each with its agent") for number in (1, 2, 3, 4, 5, 6, 7, 9)},
     **{f"H{number}": (frozenset({REAL}), "the same") for number in (11, 12, 13, 15, 16, 17, 23, 25, 26, 30)},

@@ -187,7 +187,7 @@ async def test_death_of_one_of_two_replicas_leaves_the_other(mesh, faults):
 
 @simulate(seeds=5, per_host={"gpus": 1})
 async def test_requests_begin_at_the_rate(mesh):
-    """Y21: in the order of their arrival; one that leaves keeps nobody back."""
+    """Y21: in the order of their arrival; one that leaves holds none up."""
     flaky = await mesh.spawn("flaky", Flaky)
     async with open_pool(flaky, rate=Rate(2, burst=1)) as pool:
         begun: list[tuple[int, float]] = []

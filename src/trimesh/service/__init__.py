@@ -8,7 +8,7 @@ trainer that runs at the same time; `open_store` keeps values by key.
 from trimesh.errors import Overloaded
 from trimesh.service.dispatch import Adaptive, Affinity, LeastLoaded, RoundRobin
 from trimesh.service.errors import Paused
-from trimesh.service.health_app import health_app
+from trimesh.service.health import health_app
 from trimesh.service.kinds import register
 from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession, PoolStatistics, ReplicaStatistics, open_pool
 from trimesh.service.pool.replicas import Health

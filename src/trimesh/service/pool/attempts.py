@@ -33,6 +33,7 @@ class Attempts:
         beside: Number of second runs of requests, counted until both have ended.
         delayed: Number of requests that wait for the rate, or for their next attempt.
         is_hedging: Whether slow requests get a second replica.
+        is_needed: Whether there is any policy.
     """
 
     def __init__(self, mesh: ActorMesh, *, retry: Retry | None, hedge: Any, budget: float, rate: Rate | None) -> None:
@@ -49,6 +50,7 @@ class Attempts:
         self.delayed = 0
         self.beside = 0
         self.is_hedging = hedge is not None
+        self.is_needed = retry is not None or hedge is not None or rate is not None
         self._retry = retry
         self._hedge = None if hedge is None else HedgeDelay(hedge)
         self._budget = AttemptBudget(budget)

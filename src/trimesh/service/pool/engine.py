@@ -176,7 +176,8 @@ class PoolEngine:
         made = trio.current_time()
         try:
             with call.scope:
-                await self.attempts.wait_turn(self, call, options)
+                if self.attempts.is_needed:
+                    await self.attempts.wait_turn(self, call, options)
                 admitted = self.admit(call, options)
                 if admitted is not None:
                     await admitted.wait()
