@@ -296,21 +296,21 @@ class Wanted:
         if not isinstance(prompt, str):
             raise APIError(400, f"prompt must be one text, got {prompt!r}", param="prompt")
         stop = body.get("stop") or []
+        stop = [stop] if isinstance(stop, str) else stop
         most = body.get("max_completion_tokens") or body.get("max_tokens") or 64
-        temperature = body.get("temperature")
         if not isinstance(most, int) or not 1 <= most <= 100_000:
             raise APIError(400, f"max_tokens must be 1 to 100000, got {most!r}", param="max_tokens")
-        options = body.get("stream_options") or {}
-        return cls(
-            prompt,
-            most,
-            1.0 if temperature is None else float(temperature),
-            [stop] if isinstance(stop, str) else stop,
-            body.get("seed") or 0,
-            body.get("prompt_cache_key"),
-            bool(body.get("stream")),
-            bool(options.get("include_usage")),
-        )
+        temperature = body.get("temperature")
+        temperature = 1.0 if temperature is None else temperature
+        if not isinstance(temperature, int | float) or not 0 <= temperature <= 2:
+            raise APIError(400, f"temperature must be 0 to 2, got {temperature!r}", param="temperature")
+        if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+            raise APIError(400, f"stop must be one text or several, got {stop!r}", param="stop")
+        key, seed = body.get("prompt_cache_key"), body.get("seed") or 0
+        if not isinstance(key, str | None) or not isinstance(seed, int):
+            raise APIError(400, "prompt_cache_key must be a text and seed a whole number")
+        wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        return cls(prompt, most, float(temperature), stop, seed, key, bool(body.get("stream")), wants_usage)
 
 
 def _prompt_of(messages: Any) -> str:
@@ -318,9 +318,11 @@ def _prompt_of(messages: Any) -> str:
         raise APIError(400, "messages must be a list of at least one message", param="messages")
     lines: list[str] = []
     for message in messages:
+        if not isinstance(message, dict):
+            raise APIError(400, f"a message must be an object, got {message!r}", param="messages")
         content = message.get("content") or ""
         if isinstance(content, list):
-            content = "".join(part.get("text", "") for part in content)
+            content = "".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
         lines.append(f"{message.get('role', 'user')}: {content}\n")
     return "".join(lines) + "assistant: "
 

@@ -112,10 +112,15 @@ def test_forms_of_the_api(example: ModuleType) -> None:
                 (openai.BadRequestError, {"prompt": ["a", "b"]}),
                 (openai.BadRequestError, {"max_tokens": -1}),
                 (openai.BadRequestError, {"n": 2}),
+                (openai.BadRequestError, {"stop": [1]}),
+                (openai.BadRequestError, {"temperature": 9}),
+                (openai.BadRequestError, {"seed": "x"}),
             ):
                 with pytest.raises(error) as caught:
                     await client.completions.create(**asked | bad)
                 assert caught.value.body["type"] == "invalid_request_error"
+            with pytest.raises(openai.BadRequestError, match="a message must be an object"):
+                await client.chat.completions.create(**said | {"messages": ["hi"]})
             found = service.pool.statistics()
             assert (found.made, found.succeeded) == (5, 5)
 
