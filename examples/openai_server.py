@@ -438,8 +438,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
     finally:
         watching.cancel()
-        if not working.done():
-            working.cancel()
+        working.cancel()  # no effect if it is done
+        await asyncio.wait([working])  # until the generation has ended
     with suppress(asyncio.CancelledError):
         await working
 
@@ -492,4 +492,4 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--replicas", type=int, default=2)
     chosen = parser.parse_args()
-    uvicorn.run(make_app(replicas=chosen.replicas), port=chosen.port)
+    uvicorn.run(make_app(replicas=chosen.replicas), port=chosen.port, timeout_graceful_shutdown=5)
