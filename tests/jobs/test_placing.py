@@ -54,6 +54,12 @@ class Worker(Actor):
         assert share is not None
         return os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0)), list(share.gpus)
 
+    @endpoint(thread=True)
+    def see_in_a_thread(self) -> list[str]:
+        """Return the GPUs of its share."""
+        share = trimesh.context(self).share
+        return [] if share is None else list(share.gpus)
+
     @endpoint
     async def agent(self) -> int:
         """Return the process id of the agent of its host."""
@@ -221,6 +227,11 @@ async def test_what_a_process_may_not_have_is_not_shown_to_it() -> None:
                 assert visible == ",".join(own)
                 assert len(own) == 2
             async with (
+                hosts.spawn_procs(on=placement["two"], setup=check_setup) as procs,
+                procs.spawn("workers", Worker) as workers,
+            ):
+                assert await workers.see_in_a_thread.call_one() == own
+            async with (
                 hosts.spawn_procs(on=placement["one"]) as procs,
                 procs.spawn("workers", Worker) as workers,
             ):
@@ -229,6 +240,13 @@ async def test_what_a_process_may_not_have_is_not_shown_to_it() -> None:
                 assert "Free: 0 of 1 GPUs; taken by 'inner' (1 GPUs)" in refusal
             async with hosts.spawn_procs({"gpus": 1}) as procs, procs.spawn("workers", Plain) as plain:
                 assert await plain.see.call_one() == (None, None)
+
+
+def check_setup() -> None:
+    """Check that a share is there before any actor."""
+    share = trimesh.context().share
+    assert share is not None
+    assert share.name == "two"
 
 
 class Plain(Actor):

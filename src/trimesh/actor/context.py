@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 import attrs
 
-from trimesh._runtime import life
 from trimesh._runtime.actors import OwnMeshes, execution_context, message_here
 from trimesh._runtime.system import HostShare
 from trimesh._runtime.values import endpoints_of
@@ -83,7 +82,7 @@ class Context(Generic[A]):
     @property
     def share(self) -> HostShare | None:
         """GPUs, CPUs and memory that a placement has reserved for this process; None without one."""
-        return life.current_proc().share
+        return self._home.share
 
     @property
     def procs(self) -> ProcMesh:

@@ -63,7 +63,8 @@ class Agent:
             rank = self._rank_in(info)
             point = info.whole.point(rank)
             incarnation = info.members[rank].incarnation
-            set_context(ExecutionContext(point, info.name, incarnation=incarnation, home=OwnMeshes(None, None, info)))
+            home = OwnMeshes(None, None, info, self.proc.share)
+            set_context(ExecutionContext(point, info.name, incarnation=incarnation, home=home))
             with _located(Origin(point, info.name, host=self.proc.host_name, pid=self.proc.pid)):
                 result = function()
                 if inspect.isawaitable(result):
@@ -83,7 +84,8 @@ class Agent:
         rank, mesh = self._rank_in(info), info.mesh
         make = partial(cls, *args, **kwargs)
         owner, family = self.proc.peer(info.owner), self.proc.family
-        home = OwnMeshes(info, cls, None if family is None or owner is self.proc.me else family.own_mesh)
+        procs = None if family is None or owner is self.proc.me else family.own_mesh
+        home = OwnMeshes(info, cls, procs, self.proc.share)
         point, incarnation = info.whole.point(rank), info.members[rank].incarnation
         cell = Cell(self.proc, ActorSpec(mesh, info.name, cls, make, point, incarnation, is_held, home), owner)
         before = self.proc.cells.get(mesh)

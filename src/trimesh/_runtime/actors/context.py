@@ -21,6 +21,7 @@ from trimesh.shape.extent import Point
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.metrics import MemberMetrics
+    from trimesh._runtime.system.records import HostShare
     from trimesh._runtime.values.endpoint_spec import MeshInfo
 
 proc_of_task: ContextVar[Proc | None] = ContextVar("trimesh_proc", default=None)
@@ -38,15 +39,19 @@ class OwnMeshes:
         actors: Its actor mesh at the time of its creation; None for `setup`.
         cls: Class of the actors, or `Box[int]`; None for `setup`.
         procs: Mesh of its process; None if it has none, as in the controller.
+        share: Share of the host that a placement gives its process; None without one.
         handles: Handles that a higher package made of them.
     """
 
-    __slots__ = ("actors", "cls", "handles", "procs")
+    __slots__ = ("actors", "cls", "handles", "procs", "share")
 
-    def __init__(self, actors: MeshInfo | None, cls: Any, procs: MeshInfo | None) -> None:
+    def __init__(
+        self, actors: MeshInfo | None, cls: Any, procs: MeshInfo | None, share: HostShare | None = None
+    ) -> None:
         self.actors = actors
         self.cls = cls
         self.procs = procs
+        self.share = share
         self.handles: dict[str, Any] = {}
 
 
