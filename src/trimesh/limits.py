@@ -370,6 +370,9 @@ GRACE_SECONDS: Final = 5.0
 """Default of `grace`: time for the clean-up of actors and processes."""
 TERM_SECONDS: Final = 0.5
 """Time from SIGTERM to SIGKILL when a process is ended."""
+SIGTERM_SECONDS: Final = 10.0
+"""Time, besides the grace of all open blocks, from SIGTERM to a program until it ends at once: its own code unwinds.
+With the default grace of a block it is half of the 30 s that Kubernetes and Slurm wait before SIGKILL."""
 KILL_SECONDS: Final = 5.0
 """Time from SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
 SPARED_EXIT_SECONDS: Final = 5.0

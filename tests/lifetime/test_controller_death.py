@@ -43,7 +43,7 @@ def test_controller_death_ends_all(plan: dict[str, Any], moment: str, tmp_path: 
 @pytest.mark.daily
 @pytest.mark.parametrize("moment", ["started", "running"])
 def test_sigterm_of_the_controller_ends_all(moment: str, tmp_path: Path) -> None:
-    """Z03: its default action is the user's wish (O6), so it is a death like another."""
+    """Z03: it cleans up, and dies by the signal (O6)."""
     with Program(tmp_path, "hold", {"during": [["sleep"]]}) as program:
         program.say("open")
         program.event(moment)

@@ -113,6 +113,15 @@ def wait_reaped(pid: int) -> None:
         os.sched_yield()
 
 
+def descendants(pid: int) -> list[int]:
+    """Return all living processes that a process has started, directly or not."""
+    parents = {one.pid: one.parent for one in everything()}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
 async def wait_gone(pids: list[int]) -> None:
     """Wait until all of `pids` have ended.
 

@@ -67,7 +67,7 @@ async def test_killed_controller_leaves_nothing_although_its_own_child_holds_the
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_signalled_controller_leaves_nothing(controllers: list[Controller], signum: int) -> None:
-    """Z02, Z03: Ctrl-C unwinds; SIGTERM has its default action, and the spawner does the rest."""
+    """Z02, Z03: Ctrl-C and SIGTERM unwind; SIGHUP has its default action, and the spawner does the rest."""
     controller, root_id, pids = await hold(controllers)
 
     controller.process.send_signal(signum)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.patience import HANG_SECONDS
 from tests.rows import rows
-from tests.runtime.processes import everything, wait_gone
+from tests.runtime.processes import descendants, wait_gone
 
 pytest.importorskip("cyclopts")
 
@@ -27,15 +27,6 @@ from trimesh.cli.spmd import before_script, last_traceback
 pytestmark = pytest.mark.real
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "shell.py")
-
-
-def descendants(pid: int) -> list[int]:
-    """Return all living processes that a process has started, directly or not."""
-    parents = {one.pid: one.parent for one in everything()}
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {pid})
 
 
 def name_of(pid: int) -> str:

@@ -120,6 +120,7 @@ class OwnThread(ThreadRun):
         self._served.wait()
         self.check()
         close_at_exit(self)
+        interrupt.heed_sigterm()
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -138,7 +139,10 @@ class OwnThread(ThreadRun):
         self._let_end()
         if threading.current_thread() is not self._thread:  # it is when a future releases the run last
             self._thread.join()
+            interrupt.ignore_sigterm()
             self.check()
+        else:
+            interrupt.ignore_sigterm()
 
 
 class ThreadOfTask(ThreadRun):

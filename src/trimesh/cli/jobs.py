@@ -283,8 +283,8 @@ async def _exec(job: Any, command: Sequence[str], at: str) -> int:
         try:
             codes = await chosen.run(command, output=_show_line)
         except MeshErrorGroup as group:
-            for leaf in leaves(group):
-                _said(f"{_place_of(leaf)}{leaf}", FOUND)
+            for one in leaves(group):
+                _said(f"{_place_of(one)}{one}", FOUND)
             return NOT_STARTED
         return max(128 - code if code < 0 else code for code in codes.values())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,7 +20,7 @@ from trimesh._runtime.life.family import Family, Preload
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.spawner.client import Siblings
 from trimesh._runtime.system.linux import refusals
-from trimesh._runtime.tasks.interrupt import interrupt_blocks, run_to_end
+from trimesh._runtime.tasks.interrupt import heed_sigterm, ignore_sigterm, interrupt_blocks, run_to_end
 from trimesh.config import Settings, reread
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError, TrimeshInternalError, leaves
@@ -56,6 +56,7 @@ class _Controller:
         self.family.siblings = Siblings()
         self._transport = transport
         self._spawner = spawner
+        self._token = trio.lowlevel.current_trio_token()
         self.users = 0
         self.scope: trio.CancelScope = trio.CancelScope(shield=True)
         self.ready = trio.Event()
@@ -108,6 +109,11 @@ class _Controller:
             for lease in self.leases:
                 lease.interrupt()
         return ""
+
+    def interrupt_soon(self) -> None:
+        """Call `interrupt` in the Trio thread; any thread may call it."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self.interrupt)
 
     def _open_host(self, preload: Preload) -> AbstractAsyncContextManager[Host]:
         from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415 - see `_start`
@@ -193,6 +199,7 @@ async def lease_proc(
             set_proc_of_run(None)
             controller.scope.cancel(reason="the last block has been left")
             _, interrupt = await run_to_end(controller.closed.wait)
+            ignore_sigterm(controller.interrupt_soon)
             if interrupt is not None:
                 raise interrupt
     _check(controller)
@@ -252,6 +259,7 @@ def _start(pickled: bool | None, *, for_host: bool) -> _Controller:  # noqa: FBT
         undo.pop_all()
     _of_run.set(controller)
     set_proc_of_run(controller.proc)
+    heed_sigterm(controller.interrupt_soon)
     trio.lowlevel.spawn_system_task(controller.run, name="trimesh")
     return controller
 

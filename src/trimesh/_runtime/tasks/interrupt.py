@@ -1,4 +1,4 @@
-"""Signals to the user's program: effect of Ctrl-C on blocks, and `cancel_on` (rule O6).
+"""Signals to the user's program: effect of Ctrl-C and SIGTERM on blocks, and `cancel_on` (rule O6).
 
 The first Ctrl-C is Trio's own: `KeyboardInterrupt` in the main task, so the blocks there are left. While a block is
 then being left, another Ctrl-C kills at once everything that it waits for, and the meshes of the blocks around it.
@@ -8,6 +8,12 @@ Trio raises it in the middle of any running code that is not protected. So every
 function that users await: the interrupt then arrives at the next checkpoint of the main task. One place of the user's
 code is protected, too: between the call of `__aexit__` by `async with` and its await. An exception there would skip
 leaving the block, and its processes would live as long as the program.
+
+    SIGTERM --> what Ctrl-C does --> blocks are left --> the last one has ended --> the process ends by SIGTERM
+
+TM-1 A handler of the user, and an ignored signal, stay as they are; without open blocks SIGTERM has its default action.
+TM-2 A second SIGTERM ends the process at once; so does the end of `limits.SIGTERM_SECONDS` and the grace of all blocks.
+TM-3 A forked child of the program that has inherited the handler ends at once.
 """
 
 from __future__ import annotations
@@ -17,14 +23,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from trimesh import limits
 from trimesh.context_managers import contextmanager
 
 if TYPE_CHECKING:
@@ -239,9 +247,9 @@ def _tell(blocks: Sequence[tuple[Block, trio.lowlevel.TrioToken]], *, kills: boo
 
 @contextmanager
 def cancel_on(*signals: signal.Signals) -> Generator[trio.CancelScope, None, None]:
-    """Cancel the body when one of `signals` arrives, so that blocks inside clean up: for pre-emption by SIGTERM.
+    """Cancel the body when one of `signals` arrives, so that blocks inside clean up, and the program goes on after it.
 
-    Without it SIGTERM ends the program at once, and its processes by their lifelines, without clean-up.
+    Without it SIGTERM lets all open blocks clean up, and then ends the program (rule O6).
 
     Args:
         *signals: At least one, such as `signal.SIGTERM`.
@@ -279,3 +287,87 @@ def open_heard_signals(*signals: signal.Signals) -> AbstractContextManager[Async
     """Receive signals as `trio.open_signal_receiver`; unblock them, as a process inherits the mask of its starter."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     return trio.open_signal_receiver(*signals)
+
+
+# ---- SIGTERM: its default action, once blocks have cleaned up --------------------------------------------------------
+
+
+class _Heeded:
+    """State of the handler in this process.
+
+    Attributes:
+        users: Number of Trio runs with open blocks, and of threads for `trimesh.blocking`.
+        pid: The process that has installed the handler.
+        interrupts: For each Trio run, a function that interrupts its blocks, and whether it hears Ctrl-C.
+        has_come: True after the first SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.pid = 0
+        self.interrupts = dict[Callable[[], object], bool]()
+        self.has_come = False
+
+
+_heeded: Final = _Heeded()
+
+
+def heed_sigterm(interrupt: Callable[[], object] | None = None) -> None:
+    """Clean up on SIGTERM until `ignore_sigterm`, if the caller is in the main thread and SIGTERM has its default.
+
+    Args:
+        interrupt: Interrupts the blocks of a Trio run where Ctrl-C does not; any thread may call it.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    _heeded.users += 1
+    if interrupt is not None:
+        _heeded.interrupts[interrupt] = is_main or are_interrupts_heard()
+    if is_main and not _heeded.has_come and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        _heeded.pid = os.getpid()
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
+def ignore_sigterm(interrupt: Callable[[], object] | None = None) -> None:
+    """Undo one `heed_sigterm`; after a SIGTERM the last one ends the process."""
+    _heeded.users -= 1
+    if interrupt is not None:
+        del _heeded.interrupts[interrupt]
+    if _heeded.users:
+        return
+    if _heeded.has_come:
+        _end()
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _on_sigterm(_: int, frame: FrameType | None) -> None:
+    if _heeded.has_come or _heeded.pid != os.getpid() or not _heeded.users:
+        _end()
+    _heeded.has_come = True
+    seconds = limits.SIGTERM_SECONDS + sum(block.grace for block, _ in (*_open, *_elsewhere, *_unheard))
+    threading.Thread(target=_end_after, args=(seconds,), name="trimesh SIGTERM", daemon=True).start()
+    has_interrupts = is_run_interrupted_by_sigint()
+    for interrupt, is_heard in list(_heeded.interrupts.items()):
+        if not (is_heard and has_interrupts):
+            interrupt()
+    if has_interrupts:
+        handler: Any = signal.getsignal(signal.SIGINT)
+        handler(signal.SIGINT, frame)
+
+
+def _end_after(seconds: float) -> None:
+    time.sleep(min(seconds, threading.TIMEOUT_MAX))
+    _end()
+
+
+def _end() -> None:
+    """End this process by SIGTERM; any thread may call it."""
+    for stream in (sys.stdout, sys.stderr) if _heeded.pid == os.getpid() else ():  # not what a forked child inherits
+        with suppress(Exception):  # gone, or in use by the interrupted code
+            stream.flush()
+    import ctypes  # noqa: PLC0415 - only here
+
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # `signal.signal` is for the main thread, which may be stuck
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.kill(os.getpid(), signal.SIGTERM)
