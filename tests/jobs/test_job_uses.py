@@ -40,6 +40,10 @@ class Worker(Actor):
         return self.count
 
     @endpoint
+    async def variables(self, names: list[str]) -> list[str]:
+        return [os.environ[name] for name in names]
+
+    @endpoint
     async def pid(self) -> int:
         return os.getpid()
 
@@ -169,3 +173,24 @@ async def test_buffers_and_publications_work_between_hosts(apart: bool) -> None:
             published = await publisher.handle.call_one()
             await publisher.publish.call_one(1, 5)
             assert await followers.slice(hosts=1, gpus=0).follow.call_one(published, 5)
+
+
+async def test_variables_of_a_job_are_those_of_all_that_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1: of commands and processes on one host or several; those of `spawn_procs` take precedence."""
+    monkeypatch.setenv("OF_PROGRAM", "program")
+    command = ["sh", "-c", "echo $OF_JOB $OF_PROGRAM"]
+    with trio.fail_after(HANG_SECONDS):
+        for count in (1, 2):
+            shown = list[str]()
+            job = jobs.LocalJob(count, env={"OF_JOB": "job", "OF_PROGRAM": "over"})
+            async with job as hosts:
+                await hosts.run(command, output=lambda line, shown=shown: shown.append(line.text))
+                async with (
+                    hosts.spawn_procs({}, env={"OF_PROGRAM": "process"}) as procs,
+                    procs.spawn("workers", Worker) as workers,
+                ):
+                    assert list(await workers.variables.call(["OF_JOB", "OF_PROGRAM"])) == [["job", "process"]] * count
+            assert shown == ["job over"] * count
+    for env, text in (({"A": 1}, "write 'A': '1'"), ({"A=B": "1"}, "names without '='"), ("A=1", "must be a mapping")):
+        with pytest.raises((TypeError, ValueError), match=text):
+            jobs.LocalJob(1, env=env)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

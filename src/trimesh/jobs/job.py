@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import attrs
 
 from trimesh import limits
+from trimesh._runtime.system import checked_variables
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
 from trimesh.context_managers import asynccontextmanager
@@ -54,6 +55,10 @@ def _check_insecure(job: Job, _: object, insecure: object) -> None:
     checked_insecure(insecure, job.pki)
 
 
+def _checked_env(env: Any) -> Mapping[str, str]:
+    return checked_variables(env, "env")
+
+
 class _Entered(list[Spawning[HostMesh]]):
     """Open blocks of a job in this program. They are not pickled with the job."""
 
@@ -70,6 +75,7 @@ class Job:
 
     Attributes:
         hosts: Number of hosts, or numbers by the names of their meshes.
+        env: Environment variables of the agents and their processes; never passed as arguments.
         pickle: Mode of the program, "on" or "off"; None for the setting.
         pki: Certificates of your own authority; None to create an authority.
         insecure: "I understand" turns TLS between hosts off.
@@ -79,6 +85,7 @@ class Job:
     _entered: _Entered = attrs.field(factory=_Entered, init=False, eq=False, repr=False, hash=False)
 
     hosts: Any
+    env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True, converter=_checked_env)
     pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))
     pki: OwnPKI | None = attrs.field(default=None, kw_only=True, validator=checked_pki)
     insecure: str = attrs.field(default="", kw_only=True, validator=_check_insecure)
@@ -101,7 +108,7 @@ class Job:
     @property
     def agent_env(self) -> Mapping[str, str]:
         """Environment variables that agents set for themselves and their child processes."""
-        return {}
+        return self.env
 
     @property
     def is_named(self) -> bool:

@@ -56,6 +56,7 @@ class LocalJob(Job):
         hosts: Number of hosts, or a mapping of mesh names to numbers: `hosts["trainers"]` is a part of the mesh.
         apart: Whether their processes count as on different machines: buffers between them go over the network.
         spares: Number of further agents that can be started, each to replace a lost host; see `Restart`.
+        env: Environment variables of the agents and their processes, over those of this program.
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
         insecure: "I understand" turns TLS off: any machine in the network can read and change all traffic.

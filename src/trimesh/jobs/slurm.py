@@ -153,7 +153,6 @@ class SlurmJob(Job):
     account: str | None = attrs.field(default=None, kw_only=True)
     options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
     python: str | None = attrs.field(default=None, kw_only=True)
-    env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
     via: SSH | None = attrs.field(default=None, kw_only=True, validator=checked_via)
     interface: str | None = attrs.field(default=None, kw_only=True)
     notice: float | None = attrs.field(default=None, kw_only=True, validator=_checked_seconds)
@@ -169,11 +168,6 @@ class SlurmJob(Job):
             return {"hosts": self.hosts}
         given = self.hosts.items()
         return {name: cast("int", part["hosts"]) if isinstance(part, Mapping) else part for name, part in given}
-
-    @property
-    def agent_env(self) -> Mapping[str, str]:
-        """See `Job.agent_env`."""
-        return self.env
 
     @property
     def is_heterogeneous(self) -> bool:

@@ -132,7 +132,6 @@ class SSHJob(Job):
     hosts: Sequence[str] | Mapping[str, Sequence[str]] = attrs.field(converter=checked_names)
     python: str | None = attrs.field(default=None, kw_only=True)
     options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
-    env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
     via: SSH | None = attrs.field(default=None, kw_only=True, validator=checked_via)
     interface: str | None = attrs.field(default=None, kw_only=True)
     spares: Sequence[str] = attrs.field(default=(), kw_only=True, converter=checked_spares)
@@ -143,11 +142,6 @@ class SSHJob(Job):
         if isinstance(self.hosts, Mapping):
             return {mesh: len(names) for mesh, names in self.hosts.items()}
         return {"hosts": len(self.hosts)}
-
-    @property
-    def agent_env(self) -> Mapping[str, str]:
-        """See `Job.agent_env`."""
-        return self.env
 
     def launcher(self) -> SSHLauncher:
         """See `Job.launcher`."""

@@ -238,3 +238,14 @@ PLAIN = st.recursive(
 @given(PLAIN)
 def test_yaml_is_read_as_what_was_written(value: Any) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
+
+
+def test_variables_are_those_of_the_agent() -> None:
+    """They replace those of the template of the same name; what Kubernetes would replace in values is escaped."""
+    env = {"A": "2", "B": "$(HOME) $x"}
+    for has_jobset in (True, False):
+        manifests = made(has_jobset, template=TEMPLATE, env=env)
+        containers = job_spec(manifests)["template"]["spec"]["containers"]
+        [agent] = [one for one in containers if one["name"] == "trimesh"]
+        assert agent["env"] == [{"name": "A", "value": "2"}, {"name": "B", "value": "$$(HOME) $x"}]
+        assert ["env" in one for one in containers if one["name"] != "trimesh"] == [False]

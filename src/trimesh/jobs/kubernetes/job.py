@@ -47,6 +47,8 @@ class KubernetesJob(Job):
         pod_template: Metadata and spec of each pod, as a mapping: node selectors, volumes, further containers. The
             container "trimesh", else the first one, runs the agent; trimesh sets its command and probes.
         namespace: Namespace of the objects; None takes that of the context.
+        env: Environment variables of the agents and their processes, over those of `pod_template`; readable in the
+            manifests: secrets belong into a Secret that `pod_template` names.
         resources: Requests and limits of each pod: `{"nvidia.com/gpu": 8, "memory": "64Gi"}`.
         name: Name of the objects; None makes a unique one.
         queue: Name of a Kueue queue.
@@ -79,7 +81,7 @@ class KubernetesJob(Job):
         """Description of the pods of a run."""
         template, resources = self.pod_template or {}, self.resources or {}
         pki = () if self.pki is None else self.pki.arguments
-        return PodsOfRun(sum(self.parts.values()), self.image, template, resources, self.queue, pki)
+        return PodsOfRun(sum(self.parts.values()), self.image, template, resources, self.queue, pki, self.env)
 
     def manifests(self, *, address: str = "ADDRESS:PORT", has_jobset: bool = True) -> Manifests:
         """Return the objects that entering the block applies; changes nothing. `print(job.manifests())` writes YAML.
@@ -147,6 +149,7 @@ class PodsOfRun:
         resources: Requests and limits of each pod.
         queue: Name of a Kueue queue.
         pki: Arguments of `trimesh host join` that name the user's certificates.
+        env: Environment variables of the agent's container.
     """
 
     count: int
@@ -155,6 +158,7 @@ class PodsOfRun:
     resources: Mapping[str, str | int] = {}
     queue: str | None = None
     pki: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
 
 
 def checked_name(name: str) -> str:
@@ -350,6 +354,11 @@ def _set_agent(agent: Manifest, pods: PodsOfRun, address: tuple[str, ...]) -> No
         *("--line", "0", "--wait", f"{limits.POD_WAIT_SECONDS:g}", "--state-file", _STATE_FILE),
         *pods.pki,
     ]
+    if pods.env:
+        others = [one for one in _list(agent, "env") if one.get("name") not in pods.env]
+        # Kubernetes would replace $(NAME) in a value by another variable.
+        own = [{"name": name, "value": value.replace("$(", "$$(")} for name, value in pods.env.items()]
+        agent["env"] = [*others, *own]
     if pods.resources:
         of_agent = _part(agent, "resources")
         asked = dict(pods.resources)

@@ -38,7 +38,7 @@ class NetworkJob(Job):
     @property
     def agent_env(self) -> Mapping[str, str]:
         """See `Job.agent_env`."""
-        return {"TRIMESH_DIRECT": self.direct} if self.direct else {}
+        return {**self.env, **({"TRIMESH_DIRECT": self.direct} if self.direct else {})}
 
     def launcher(self) -> NetworkLauncher:
         """See `Job.launcher`."""
