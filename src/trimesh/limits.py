@@ -971,6 +971,8 @@ SAMPLING_BATCHES: Final = 8
 """Batches that wait for a slow disk, a second of samples each."""
 SAMPLING_END_SECONDS: Final = 5.0
 """Time for writing the last batches when a block is left: a disk that is slower has failed."""
+GPU_SECONDS: Final = 5.0
+"""Interval at which a process reads its use of GPUs: a read loads and initializes NVML, some 20 ms in a thread."""
 TENSORBOARD_MEMBERS: Final = 64
 """Members with a run of their own in TensorBoard, a file and a queue each: more curves are not told apart."""
 HISTORY_BEGIN_SECONDS: Final = 2.0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
+from trimesh._runtime.gpu_feed import keep_reading
 from trimesh._runtime.recording import FlightRecorder, folder_here, make_run_folder, remove, thin_out
 from trimesh._runtime.snapshot import brief_look, job_of, proc_name
 from trimesh._runtime.system.exits import start_of
@@ -22,6 +23,7 @@ from trimesh._runtime.system.records import WorkerConfig
 from trimesh._transport.native.carriers import boot_id
 from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.tracebacks import raised_at
+from trimesh.config import Settings
 from trimesh.errors import leaves, place_name, text_of
 
 if TYPE_CHECKING:
@@ -60,6 +62,10 @@ class FlightRecord:
             looks += 1
             if looks % _THIN_OUT_LOOKS == 0 and view.job is not None:
                 thin_out(recorder.path.parent)
+
+    async def read_gpus(self, settings: Settings) -> None:
+        """Keep the use of GPUs in the rows of the process."""
+        await keep_reading(self._proc, settings)
 
     async def keep_history(self, seconds: float) -> None:
         """Keep the history of the run beside the record of its controller."""

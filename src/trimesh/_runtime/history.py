@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trimesh._wire.observed import MetricRow, ProcView, SampleRow
 
 
+_USED: Final = ("memory_bytes", "cpu_seconds", "gpu_percent", "gpu_memory_bytes")
 _SEEN: Final = {"procs": ("id",), "actors": ("proc", "name", "incarnation"), "calls": ("id",)}
 _LOG_PAGES: Final = 256
 """Pages, of 4 KiB each, that SQLite writes beside the file before it moves them there."""
@@ -118,13 +119,13 @@ class HistoryFile:
                 run,
             )
         procs = _procs(views, at)
-        self._see(db, "procs", procs, at, ("state", "memory_bytes", "cpu_seconds"))
+        self._see(db, "procs", procs, at, ("state", *_USED))
         self._see(db, "actors", _actors(views, at), at, ("state", "queued", "running"))
         self._see(db, "calls", _calls(views, at), at, ("state", "at"))
         if at >= self._used_at + limits.HISTORY_USAGE_SECONDS:
             self._used_at = at
-            used = [(at, row["id"], row["memory_bytes"], row["cpu_seconds"]) for row in procs if row["memory_bytes"]]
-            db.executemany("INSERT INTO usage VALUES (?, ?, ?, ?)", used)
+            used = [(at, row["id"], *(row[name] for name in _USED)) for row in procs if row["memory_bytes"]]
+            db.executemany("INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?)", used)
 
     def _see(
         self, db: sqlite3.Connection, table: str, rows: Sequence[dict[str, Any]], at: float, changing: Iterable[str]
@@ -266,8 +267,7 @@ def _procs(views: Sequence[ProcView], at: float) -> list[dict[str, Any]]:
             "state": row.state,
             "began_at": at,
             "seen_at": at,
-            "memory_bytes": own[row.id].memory_bytes if row.id in own else row.memory_bytes,
-            "cpu_seconds": own[row.id].cpu_seconds if row.id in own else row.cpu_seconds,
+            **{name: getattr(own.get(row.id, row), name) for name in _USED},
         }
         for row in found.values()
     ]

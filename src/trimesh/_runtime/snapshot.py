@@ -71,6 +71,12 @@ def look(proc: Proc) -> observed.ProcView:
     return _Tables(proc).view()
 
 
+def look_by_signal(proc: Proc) -> observed.ProcView:
+    """Return the tables of `proc` for the small file that a signal handler writes: with few metrics."""
+    tables = _Tables(proc)
+    return msgspec.structs.replace(tables.view(), metrics=tables.latest_metrics(), endpoints=())
+
+
 def take_samples(proc: Proc) -> tuple[observed.SampleRow, ...]:
     """Remove and return the samples of `proc` and of the processes below it, as far as it has them."""
     return _Tables(proc).samples() if proc.metrics.ring or proc.inquiries.below else ()
@@ -169,7 +175,7 @@ class _Tables:
             calls=tuple(shown),
             links=tuple(links[: limits.RECORD_CALLS]),
             publications=tuple(self._late_publications())[: limits.RECORD_CALLS],
-            metrics=self._latest_metrics(),
+            metrics=self.latest_metrics(),
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
         )
@@ -205,6 +211,8 @@ class _Tables:
             host=proc.host_name,
             memory_bytes=0 if proc.is_simulated else memory_of(proc.pid),
             cpu_seconds=0.0 if proc.is_simulated else time.process_time(),
+            gpu_percent=proc.gpu_use[0],
+            gpu_memory_bytes=proc.gpu_use[1],
             record="" if proc.recorder is None else str(proc.recorder.path),
         )
 
@@ -286,7 +294,7 @@ class _Tables:
                 counts=tuple(counts),
             )
 
-    def _latest_metrics(self) -> tuple[observed.MetricRow, ...]:
+    def latest_metrics(self) -> tuple[observed.MetricRow, ...]:
         """Return the newest series, without buckets, which would fill a flight record."""
         rows = [msgspec.structs.replace(one, bounds=(), counts=()) for one in self.metrics()]
         return tuple(sorted(rows, key=lambda one: -one.at)[: limits.RECORD_METRICS])

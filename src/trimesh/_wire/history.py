@@ -44,6 +44,13 @@ _LIFE: Final = (
     ("seen_at", "REAL", "Unix time at which it was last seen"),
 )
 
+_USED: Final = (
+    ("memory_bytes", "INTEGER", "resident memory"),
+    ("cpu_seconds", "REAL", "processor time so far"),
+    ("gpu_percent", "INTEGER", "use of the busiest GPU on which it has memory"),
+    ("gpu_memory_bytes", "INTEGER", "its memory on GPUs"),
+)
+
 TABLES: Final = (
     Table(
         "runs",
@@ -71,8 +78,7 @@ TABLES: Final = (
             ("host", "TEXT", "its host"),
             ("state", "TEXT", "as in `trimesh ps`; `gone` once its owner knows it no more"),
             *_LIFE,
-            ("memory_bytes", "INTEGER", "resident memory"),
-            ("cpu_seconds", "REAL", "processor time so far"),
+            *_USED,
         ),
         ("id",),
         "state NOT IN ('dead', 'gone')",
@@ -113,8 +119,7 @@ TABLES: Final = (
         (
             ("at", "REAL", "Unix time"),
             ("proc", "TEXT", "the process"),
-            ("memory_bytes", "INTEGER", "resident memory"),
-            ("cpu_seconds", "REAL", "processor time so far"),
+            *_USED,
         ),
     ),
     Table(

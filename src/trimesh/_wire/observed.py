@@ -91,6 +91,8 @@ class ProcRow(_Row, frozen=True):
         stalled_seconds: Seconds for which its Trio loop has not run; 0.0 while it runs.
         memory_bytes: Resident memory; 0 if unknown.
         cpu_seconds: Processor time of all its threads since its start; 0.0 if unknown.
+        gpu_percent: Use of the busiest GPU on which it has memory, by all processes; 0 without one.
+        gpu_memory_bytes: Its memory on all GPUs.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
         kernel_state: The kernel's letter for the main thread of a silent process: "R" while C code computes, "S" while
             it waits in the operating system, "D" while it waits there for a disk or another device, "-" if its host
@@ -112,6 +114,8 @@ class ProcRow(_Row, frozen=True):
     stalled_seconds: float = 0.0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
+    gpu_percent: int = 0
+    gpu_memory_bytes: int = 0
     stack: str = ""
     kernel_state: str = ""
     last_event: str = ""

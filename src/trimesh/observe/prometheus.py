@@ -55,6 +55,8 @@ def _lines(seen: RunSnapshot) -> Iterator[str]:
 def _runtime_counters(seen: RunSnapshot) -> Iterator[str]:
     cpu = math.fsum(proc.cpu_seconds for proc in seen.procs)
     yield from _one("trimesh_cpu_seconds_total", "counter", "Processor time of all processes.", cpu)
+    memory = sum(proc.gpu_memory_bytes for proc in seen.procs)
+    yield from _one("trimesh_gpu_memory_bytes", "gauge", "Memory of all processes on GPUs.", memory)
     yield from _one("trimesh_call_retries_total", "counter", "Calls that were sent again.", seen.retries)
     for kind, text in (("Restarted", "Restarts of members."), ("Died", "Deaths of members.")):
         counts = {mesh: kinds[kind] for mesh, kinds in seen.happened.items() if kind in kinds}

@@ -185,6 +185,8 @@ def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow
         kernel_state=said.kernel_state if state == "silent" else "",
         memory_bytes=said.memory_bytes or child.memory_bytes,
         cpu_seconds=said.cpu_seconds or child.cpu_seconds,
+        gpu_percent=said.gpu_percent,
+        gpu_memory_bytes=said.gpu_memory_bytes,
         record=said.record or child.record,
         stalled_seconds=max(child.stalled_seconds, said.stalled_seconds),
     )

@@ -48,7 +48,7 @@ class _Controller:
         transport: NativeTransport,
         control: ControlSocket | None,
         spawner: SpawnerProcess | None,
-        history_seconds: float,
+        settings: Settings,
     ) -> None:
         self.proc = proc
         self.control = control
@@ -64,7 +64,7 @@ class _Controller:
         self.error: BaseException | None = None
         self.left_by: BaseException | None = None
         self.record: FlightRecord | None = None
-        self._history_seconds = history_seconds
+        self._settings = settings
         self.leases: list[_Lease] = []
         if control is not None:
             control.on_stop = self.interrupt
@@ -81,8 +81,9 @@ class _Controller:
                     self.ready.set()
                     if self.record is not None:
                         nursery.start_soon(self.record.keep_looking)
-                        if self._history_seconds:
-                            nursery.start_soon(self.record.keep_history, self._history_seconds)
+                        nursery.start_soon(self.record.read_gpus, self._settings)
+                        if self._settings.history:
+                            nursery.start_soon(self.record.keep_history, self._settings.history)
         except BaseException as error:  # noqa: BLE001 - a system task must not raise; the leases raise it
             self.error = error
         finally:
@@ -285,7 +286,7 @@ def _prepared(
         raise SpawnError(f"cannot prepare this process for meshes: {error}{refusals()}") from error
     proc = Proc(proc_id, transport, pickled=settings.pickle == "on" if pickled is None else pickled)
     control = ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
-    controller = _Controller(proc, transport, control, spawner, settings.history)
+    controller = _Controller(proc, transport, control, spawner, settings)
     proc.family = controller.family
     if settings.record == "on":
         controller.record = record_run(proc)

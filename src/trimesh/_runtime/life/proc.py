@@ -86,6 +86,7 @@ class Proc:
         journal, inquiries, holds: Events of its members; queries to them; threads held by debuggers.
         on_gone, on_link: Called with each peer that is gone, once its calls are settled; with each that gets a link.
         recorder: Writes the flight record; None without.
+        gpu_use: Use in percent of its GPUs, and the bytes that it has there.
         metrics: Logged values, counters, gauges and histograms.
         calls: Outgoing calls without an outcome, by number.
         channels: The channels of this process, and its ports of others.
@@ -115,6 +116,7 @@ class Proc:
         "dropped_replies",
         "early",
         "family",
+        "gpu_use",
         "has_crashed",
         "holds",
         "host_name",
@@ -185,7 +187,7 @@ class Proc:
         self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)
         self.now: Callable[[], float] = trio.current_time
         self.is_simulated: bool = seed is not None
-        self.metrics = metrics_of(self)
+        self.metrics, self.gpu_use = metrics_of(self), (0, 0)
         # Ids need to be unique, not secret; in a simulation the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers, self._of_link = dict[ProcId, Peer](), dict[Link, Peer]()

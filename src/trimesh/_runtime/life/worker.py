@@ -21,7 +21,7 @@ from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.snapshot import look
+from trimesh._runtime.snapshot import look_by_signal
 from trimesh._runtime.spawner.launcher import attach_launcher
 from trimesh._runtime.system import linux
 from trimesh._runtime.system.records import WorkerConfig
@@ -29,7 +29,7 @@ from trimesh._runtime.watch.report import describe_self
 from trimesh._runtime.watch.stacks import arm_stack
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire.observed import encode
-from trimesh.config import install
+from trimesh.config import current, install
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent, Point
 
@@ -62,6 +62,7 @@ async def serve_owner(
         nursery.start_soon(wait_until_lost)
         if record is not None:
             nursery.start_soon(record.keep_looking)
+            nursery.start_soon(record.read_gpus, current())
         await agent.exit_requested.wait()
         proc.inquiries.send_rest(owner)
         nursery.cancel_scope.cancel(reason="the owner has stopped this process")
@@ -106,7 +107,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         is_near, far_lease = not config.is_far, limits.FAR_LINK_LEASE_SECONDS if config.is_far else 0
         opened = transport.open_link(link, local=is_near, lease=False, peer=parent, lease_seconds=far_lease)
         owner = proc.adopt_link(parent, opened)
-        stack_fd = arm_stack(partial(describe_self, proc), lambda: encode(look(proc)))
+        stack_fd = arm_stack(partial(describe_self, proc), lambda: encode(look_by_signal(proc)))
         if config.is_far:  # a pid of this host means another process on the owner's host
             stack_fd = -1
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
