@@ -52,7 +52,7 @@ TYPED = frozenset(
         "channel_refusals", "channel_sweeps", "channels", "checkpoints", "choosing", "context", "deadlines", "deadlock",
         "deadlock_graphs", "deadlock_streams", "deaths", "elastic", "elastic_handles",
         "entering", "error_types", "errors", "events",
-        "failures", "isolation", "mailbox", "map", "map_ends", "membership", "options", "ownership",
+        "failures", "isolation", "mailbox", "map", "map_ends", "membership", "metrics", "options", "ownership",
         "references", "restart_arguments", "restart_limits", "restart_table", "spawn_failures", "spawning", "stalls",
         "statistics", "stopping", "stream_failures", "stream_steps", "streams", "supervised_streams",
         "shared_procs", "supervision", "values", "without_pickle", "typed_channels", "publications", "multicast",

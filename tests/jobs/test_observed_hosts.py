@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of
 
+import trimesh
 from trimesh import Actor, Isolate, endpoint, observe
 from trimesh.cli.processes import process_tree
 
@@ -26,6 +29,12 @@ class Worker(Actor):
     @endpoint
     async def pids(self) -> tuple[int, int]:
         return os.getpid(), parent_of(os.getppid())
+
+
+class Logging(Actor):
+    @endpoint
+    async def step(self, number: int) -> None:
+        trimesh.log({"loss": 0.5}, step=number)
 
 
 def lines(tree: Any) -> list[str]:
@@ -48,6 +57,19 @@ async def test_process_that_a_signal_has_stopped_is_called_stopped() -> None:
     assert states["procs[hosts=0,gpus=1]"] == "stopped"
     assert states["procs[hosts=0,gpus=0]"] == "running"
     assert {host.state for host in seen.hosts} == {"running"}
+
+
+@pytest.mark.daily
+async def test_metrics_of_all_hosts_reach_the_program(tmp_path: Path) -> None:
+    """Q14, Q16: those of processes that their agents started, with the host among the coordinates."""
+    with trio.fail_after(HANG_SECONDS):
+        async with trimesh.log_to(tmp_path), jobs.LocalJob(2) as hosts, hosts.spawn_procs({"gpus": 1}) as procs:
+            workers = await procs.spawn("workers", Logging)
+            for number in range(3):
+                await workers.step.call(number)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [(row["point"]["hosts"], row["step"]) for row in rows if row["mesh"] == "workers"]
+    assert sorted(steps) == [(host, step) for host in range(2) for step in range(3)]
 
 
 @pytest.mark.daily

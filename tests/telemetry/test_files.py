@@ -24,6 +24,16 @@ class Trainer(Actor):
         telemetry.histogram("wait", [1, 2]).record(0.5)
 
 
+class Engine(aio.Actor):
+    @endpoint
+    async def step(self) -> None:
+        async def log(name: str) -> None:
+            trimesh.log({name: 1.0}, step=3)
+
+        await asyncio.gather(log("first"), log("second"))
+        await asyncio.to_thread(trimesh.log, {"third": 1.0}, step=3)
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -85,9 +95,13 @@ def test_files_from_asyncio_and_plain_scripts(tmp_path: Path):
     async def main() -> None:
         async with trimesh.log_to(tmp_path / "aio"), aio.spawn_procs({"gpus": 2}) as procs:
             await train(procs)
+            await (await procs.spawn("engines", Engine)).step.call()
 
     asyncio.run(main())
     check(tmp_path / "aio")
+    engines = [(one["name"], *one["values"]) for one in lines(tmp_path / "aio") if one["mesh"] == "engines"]
+    names = [f"engines[gpus={rank}]" for rank in range(2)]
+    assert sorted(engines) == [(name, which) for name in names for which in ("first", "second", "third")]
     with blocking.log_to(tmp_path / "plain"), blocking.spawn_procs({"gpus": 2}) as procs:
         trainers = procs.spawn("trainers", Trainer)
         for number in range(3):

@@ -64,7 +64,7 @@ function Band({ plot, curve, scheme }) {
         cursor: { show: false },
         scales: { x: { time: curve.unit === "time" } },
         axes: [axis, { ...axis, size: 84, values: (_, splits) => splits.map(number) }],
-        series: [{}, edge, edge, { stroke: c.series[0], width: 2, points: { show: curve.x.length < 2 } }],
+        series: [{}, edge, edge, { stroke: c.series[0], width: 2, points: { show: (chart) => chart.data[0].length < 2 } }],
         bands: [{ series: [1, 2], fill: `${c.series[0]}33` }],
       },
       data,
