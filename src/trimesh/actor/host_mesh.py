@@ -32,6 +32,7 @@ from trimesh.actor.spawning import (
     checked_pickle,
     checked_preload,
     checked_seed,
+    with_substitutes,
 )
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
@@ -213,7 +214,7 @@ class HostMesh:
         settings = reread()
         options = ProcOptions(
             checked_env(env),
-            setup,
+            with_substitutes(setup, pickle or settings.pickle),
             python,
             settings.preload if preload is None else checked_preload(preload),
             settings.grace if grace is None else checked_grace(grace),

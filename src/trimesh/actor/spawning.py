@@ -6,8 +6,8 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_origin
+from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_args, get_origin
 
 import trio
 
@@ -116,8 +116,29 @@ def checked_pickle(pickle: Any) -> bool | None:
     return None if pickle is None else pickle == "on"
 
 
+class Substitutes:
+    """Actor classes that `trimesh.testing.substitute` replaces in this process.
+
+    Attributes:
+        classes: The class to spawn, by the one that is asked for.
+        setup: Returns a `setup` that makes the same substitutions in a new process; None without any.
+    """
+
+    classes: Mapping[type, type] = MappingProxyType({})
+    setup: Callable[[Callable[[], Any] | None], Callable[[], Any]] | None = None
+
+
+def with_substitutes(setup: Callable[[], Any] | None, pickle: str | None) -> Callable[[], Any] | None:
+    """Return the `setup` of new processes, in which actors spawn substitutes, too; not where nothing is pickled."""
+    make = Substitutes.setup
+    if make is None or pickle == "off":
+        return setup
+    proc = life.find_proc_anywhere()
+    return make(setup) if proc is None or proc.values.is_pickled else setup
+
+
 def checked_class(cls: Any) -> Any:
-    """Return an actor class, or one with type arguments, as `Box[int]`.
+    """Return an actor class, or one with type arguments, as `Box[int]`; of a substituted class its substitute.
 
     Raises:
         TypeError: It is no actor class, or it is abstract.
@@ -136,12 +157,19 @@ def checked_class(cls: Any) -> Any:
             )
         remedy = f": write `class {cls.__name__}(trimesh.Actor):`" if isinstance(cls, type) else ""
         raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}{remedy}")
+    if cls in Substitutes.classes:
+        return _substitute(given, Substitutes.classes[cls])
     missing = {name for name, spec in endpoints_of(cls).items() if is_abstract(spec)}
     missing |= set[str](getattr(cls, "__abstractmethods__", ()))
     if missing:
         names = ", ".join(sorted(missing))
         raise TypeError(f"{cls.__qualname__} is abstract, it lacks {names}: spawn a subclass that defines them")
     return given
+
+
+def _substitute(given: Any, other: Any) -> Any:
+    """Return a substitute, with the type arguments of the class that is asked for if it takes some."""
+    return other[get_args(given)] if get_args(given) and getattr(other, "__parameters__", ()) else other
 
 
 def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trimesh.testing.simulated.oracles import Entry, OracleError, Trace
     from trimesh.testing.simulated.seeded_run import HangError
     from trimesh.testing.simulated.tasks import CleanupRunsWarning
+    from trimesh.testing.substitution import substitute
 
 _HOMES: Final = {
     "Chaos": "plans.chaos",
@@ -63,6 +64,7 @@ _HOMES: Final = {
     "open_host_network": "real.host_network",
     "is_bit_exact": "plans.determinism",
     "simulate": "running",
+    "substitute": "substitution",
     "why_no_networks": "real.host_network",
 }
 
@@ -97,6 +99,7 @@ __all__ = [
     "is_bit_exact",
     "open_host_network",
     "simulate",
+    "substitute",
     "why_no_networks",
 ]
 

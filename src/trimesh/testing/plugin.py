@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from typing import Any, cast
 
 import pytest
 
+from trimesh.actor.actor import Actor
 from trimesh.errors import MeshErrorGroup, first_failure, has_origin, leaves
 from trimesh.testing.plans.plan import expand
 from trimesh.testing.real.host_network import why_no_networks
@@ -221,6 +223,15 @@ class Provided:
             f"the fixture {self._name!r} exists only inside a test under @trimesh.testing.simulate or marked "
             f"mesh_backend, not in other fixtures; got a read of {attribute!r} elsewhere: read it in the test"
         )
+
+
+@pytest.fixture
+def substitute() -> Generator[Callable[[type[Actor], type[Actor]], None], None, None]:
+    """Function that replaces an actor class until the end of the test: see `trimesh.testing.substitute`."""
+    from trimesh.testing import substitution  # noqa: PLC0415 - few tests need it
+
+    with ExitStack() as stack:
+        yield lambda cls, fake: stack.enter_context(substitution.substitute(cls, fake))
 
 
 @pytest.fixture
