@@ -50,7 +50,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Y21": (frozenset({SIM}), "about time, which is virtual there"),
     **{f"Z{number:02}": (frozenset({REAL}), "about the operating system") for number in range(1, 16)},
     **{f"H{number}": (frozenset({REAL}), "about hosts, each with its agent") for number in (1, 2, 3, 4, 5, 6, 7, 9)},
-    **{f"H{number}": (frozenset({REAL}), "the same") for number in (11, 12, 13, 15, 16, 17, 23, 25, 26, 30)},
+    **{f"H{number}": (frozenset({REAL}), "the same") for number in (11, 12, 13, 15, 16, 17, 23, 25, 26, 30, 31)},
     **{f"W{number}": (frozenset({REAL}), "about programs, each with processes of its own") for number in range(1, 6)},
     **{f"O{number}": (frozenset({REAL}), "about the operating system") for number in range(1, 9)},
 }

@@ -740,6 +740,8 @@ KUBERNETES_SILENT_SECONDS: Final = 120.0
 """Tolerated outage of an API server while pods are awaited: an upgrade of its machine. A running job needs none."""
 KUBERNETES_END_SECONDS: Final = 30.0
 """Time to delete the objects that a job applied: three times the grace of a pod. Remaining objects are logged."""
+POD_HURRIES: Final = 5
+"""Changes of a pod of others after its Secret has changed: the first may come before its kubelet can see the Secret."""
 POD_HURRY_SECONDS: Final = 3.0
 """Interval at which a pod whose agent has not joined is notified of its token again: its kubelet may have read too
 early."""

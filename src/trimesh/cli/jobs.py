@@ -54,7 +54,7 @@ def join(
     other error, such as silence of the program for `limits.AGENT_LEASE_SECONDS`, or loss of this host's spawner.
 
     Args:
-        addresses: Addresses of the program, host:port, tried in order.
+        addresses: Addresses of the program, host:port, tried in order; with --wait they may stand behind the token.
         token_file: A file of mode 0600 with one token per line; - reads one from standard input.
         line: Line of the file, from 0; by default the rank that mpirun, srun, torchrun or SkyPilot has set.
         wait: Wait for the file; give up when its folder has not changed for this many seconds.
@@ -64,7 +64,7 @@ def join(
         authority: PEM file with the authority that certifies the peers.
         peer: Accepted name in the certificates of peers; can be repeated.
     """
-    if not addresses:
+    if not addresses and wait is None:
         sys.stderr.write("trimesh: host join needs an address of the program, host:port, as door.addresses shows it\n")
         return 2
     try:

@@ -494,8 +494,15 @@ def join(
     def read_order() -> AgentOrder:
         if wait is not None:
             wait_for_token(Path(token_file), wait, state)
-        token = read_token(token_file, rank_of(os.environ) if line is None else line)
-        return AgentOrder(token, tuple(addresses), pki=pki)
+        token, *said = read_token(token_file, rank_of(os.environ) if line is None else line).split() or [""]
+        for address in said:
+            checked_address(address)
+        if not addresses and not said:
+            raise IdentityError(
+                "a host needs an address of the program, host:port, as an argument or behind the token in its file, "
+                "got none"
+            )
+        return AgentOrder(token, tuple(addresses) or tuple(said), pki=pki)
 
     be_agent(read_order, has_lifeline=False, state=state)
 

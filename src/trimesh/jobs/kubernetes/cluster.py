@@ -279,16 +279,30 @@ class PodWatch:
         cluster: Client of their cluster.
         selector: Label selector of these pods only.
         container: Name of the agent's container.
+        place: Returns the place of a pod, or None.
+        skips_ended: Whether a pod that has ended before it was seen alive is no host.
 
     Attributes:
         hosts: The pods that are hosts, by their places.
         present: Names of all existing pods, by uid.
+        unplaced: Names of those without a place.
         failure: Why the API server has been unreachable for long, or refuses access; None otherwise.
     """
 
-    def __init__(self, cluster: Cluster, selector: str, container: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        selector: str,
+        container: str,
+        place: Callable[[Pod], int | None] | None = None,
+        *,
+        skips_ended: bool = False,
+    ) -> None:
+        self._place = place or place_of
+        self._skips_ended = skips_ended
         self.hosts: dict[int, HostPod] = {}
         self.present: dict[str, str] = {}
+        self.unplaced: dict[str, str] = {}
         self.failure: str | None = None
         self._cluster = cluster
         self._selector = selector
@@ -340,9 +354,12 @@ class PodWatch:
         self._tell()
 
     def _update(self, pod: Pod) -> None:
-        place, uid = place_of(pod), uid_of(pod)
+        place, uid = self._place(pod), uid_of(pod)
         self.present[uid] = name_of(pod)
+        is_late = self._skips_ended and place not in self.hosts and end_of(pod, self._container) is not None
         if place is None:
+            self.unplaced[uid] = name_of(pod)
+        if place is None or is_late:
             return
         seen = self.hosts.setdefault(place, HostPod(pod))
         if seen.uid == uid:  # PW-1
@@ -350,6 +367,7 @@ class PodWatch:
 
     def _delete(self, uid: str) -> None:
         self.present.pop(uid, None)
+        self.unplaced.pop(uid, None)
         for seen in self.hosts.values():
             if seen.uid == uid:
                 seen.deleted()

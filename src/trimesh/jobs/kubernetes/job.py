@@ -18,14 +18,22 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
 from trimesh import limits
-from trimesh.jobs.job import Job, checked_hosts
+from trimesh.jobs.job import Job, Pickle, checked_hosts
 from trimesh.jobs.launcher import Launcher
+from trimesh.jobs.pki import OwnPKI
+
+if TYPE_CHECKING:
+    from trimesh.jobs.kubernetes.attached import AttachedPods
+
+
+AGENT: Final = "trimesh"
+"""Name of the agent's container."""
 
 
 def _checked_name(name: str | None) -> str | None:
@@ -93,6 +101,69 @@ class KubernetesJob(Job):
         name = self.name or "trimesh-run"
         return manifests_of(self.pods, name=name, run="RUN", address=(address,), has_jobset=has_jobset)
 
+    @staticmethod
+    def attach(
+        hosts: int | Mapping[str, int],
+        *,
+        selector: str,
+        secret: str,
+        namespace: str | None = None,
+        container: str = AGENT,
+        rank: str | None = None,
+        interface: str | None = None,
+        port: int = 0,
+        advertise: Sequence[str] = (),
+        pickle: Pickle | None = None,
+        pki: OwnPKI | None = None,
+        insecure: str = "",
+        shared: bool = False,
+    ) -> AttachedPods:
+        """Return hosts that are pods which something else has made: a JobSet, Kueue, Volcano, an operator.
+
+        `async with KubernetesJob.attach(4, selector="jobset.sigs.k8s.io/jobset-name=train", secret="tokens") as hosts:`
+
+        The pods mount the Secret, as an optional volume, and run `trimesh host join --token-file FILE --line 0 --wait
+        600`. FILE is the file of the volume with the name of their rank, or their own name. Entering waits until a pod
+        of each rank from 0 on runs, then puts a token and the addresses of this program into the Secret. Leaving ends
+        the agents, so the pods complete; what happens to them is up to their owner.
+
+        Args:
+            hosts: Number of pods, or a mapping of mesh names to numbers.
+            selector: Label selector of these pods.
+            secret: Name of the Secret; made, and deleted at the end, if there is none.
+            namespace: Namespace of the pods; None takes that of the context.
+            container: Name of the container that runs the agent.
+            rank: Label or annotation with the rank of a pod; None tries those of Indexed Jobs and JobSets,
+                StatefulSets, LeaderWorkerSets, Kubeflow's training operator and Volcano.
+            interface: Address at which this program listens for pods; None takes that of the route to the API server.
+            port: Port at which this program listens; 0 lets the system choose.
+            advertise: Addresses that pods dial instead, `host` or `host:port`.
+            pickle: "off" unpickles nothing in this program and its processes; None takes the setting.
+            pki: Certificates of your own authority, see `OwnPKI`; None makes certificates for this job.
+            insecure: "I understand" turns TLS off.
+            shared: Let actors that get the hosts as an argument spawn on them.
+
+        Raises:
+            TypeError, ValueError: An argument is invalid.
+        """
+        from trimesh.jobs.kubernetes.attached import AttachedPods  # noqa: PLC0415 - few programs need it
+
+        return AttachedPods(
+            hosts,
+            selector=selector,
+            secret=secret,
+            namespace=namespace,
+            container=container,
+            rank=rank,
+            interface=interface,
+            port=port,
+            advertise=advertise,
+            pickle=pickle,
+            pki=pki,
+            insecure=insecure,
+            shared=shared,
+        )
+
     def launcher(self) -> Launcher:
         """See `Job.launcher`."""
         from trimesh.jobs.kubernetes.launcher import KubernetesLauncher  # noqa: PLC0415 - not before it is entered
@@ -110,9 +181,6 @@ FIRST_LABEL: Final = "trimesh-actors/first"
 """On pods added later: the place of the first pod of their Job among all pods of the run."""
 
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
-AGENT: Final = "trimesh"
-"""Name of the agent's container."""
-
 TOKENS_PATH: Final = "/run/trimesh/tokens"
 STATE_PATH: Final = "/run/trimesh/state"
 _STATE_FILE: Final = f"{STATE_PATH}/agent"

@@ -73,7 +73,7 @@ class KubernetesLauncher(Launcher):
             self._watch = PodWatch(self._cluster, f"{RUN_LABEL}={self._run}", self._container)
             try:
                 await self._check_version()
-                self.interface = await self._find_interface()
+                self.interface = await interface_towards(self._cluster, self._job.interface, self.advertised)
                 async with trio.open_nursery() as self._nursery:
                     try:
                         yield
@@ -91,17 +91,6 @@ class KubernetesLauncher(Launcher):
             raise SpawnError(
                 f"a KubernetesJob needs Kubernetes {_OLDEST[0]}.{_OLDEST[1]}, got {said.get('gitVersion')}"
             )
-
-    async def _find_interface(self) -> str:
-        if self._job.interface is not None:
-            return await address_of(self._job.interface)
-        found = await address_towards(*self._cluster.server)
-        if is_loopback(found) and not self.advertised:
-            raise SpawnError(
-                f"pods must be able to reach this program, and its address towards the API server is {found}: pass "
-                "interface=, the address of this machine at which pods reach it, or advertise="
-            )
-        return found
 
     # ---- pods ------------------------------------------------------------------------------------------------
 
@@ -345,36 +334,53 @@ class KubernetesLauncher(Launcher):
             await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
 
 
+async def interface_towards(cluster: Cluster, interface: str | None, advertised: Sequence[str]) -> str:
+    """Return the address at which this program listens for pods.
+
+    Raises:
+        SpawnError: It is a loopback address, which pods cannot reach.
+    """
+    if interface is not None:
+        return await address_of(interface)
+    found = await address_towards(*cluster.server)
+    if is_loopback(found) and not advertised:
+        raise SpawnError(
+            f"pods must be able to reach this program, and its address towards the API server is {found}: pass "
+            "interface=, the address of this machine at which pods reach it, or advertise="
+        )
+    return found
+
+
 class PodAgent:
     """An agent in a pod; see `StartedAgent`."""
 
     def __init__(self, seen: HostPod, cluster: Cluster, container: str) -> None:
-        self._seen = seen
+        self.seen = seen
         self._cluster = cluster
         self._container = container
 
     async def wait(self) -> AgentExit:
-        await self._seen.ended.wait()
-        end = self._seen.end
+        await self.seen.ended.wait()
+        end = self.seen.end
         assert end is not None
         log = ""
         with trio.move_on_after(limits.AGENT_EXIT_SECONDS / 2):
-            log = await self._cluster.log(self._seen.name, self._container)
+            log = await self._cluster.log(self.seen.name, self._container)
         return AgentExit(end.text, log, end.reason)
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self) -> None:
         """See `StartedAgent.stop`: deletes the pod if it still runs."""
-        status: Mapping[str, Any] = self._seen.pod.get("status") or {}
+        status: Mapping[str, Any] = self.seen.pod.get("status") or {}
         phase = status.get("phase")
-        if phase in ("Succeeded", "Failed") or self._seen.gone.is_set():
+        if phase in ("Succeeded", "Failed") or self.seen.gone.is_set():
             return
         with trio.CancelScope(shield=True), trio.move_on_after(limits.KUBERNETES_END_SECONDS):
             try:
-                await self._cluster.delete("Pod", self._seen.name, self._seen.uid, grace=1)
+                await self._cluster.delete("Pod", self.seen.name, self.seen.uid, grace=1)
             except ApiError as error:
                 if error.status not in (NOT_FOUND, CONFLICT):
-                    _log.warning("the pod %s could not be deleted: %s", self._seen.name, error)
+                    _log.warning("the pod %s could not be deleted: %s", self.seen.name, error)
                 return
             while not await self._is_gone():  # noqa: ASYNC110 - state of another machine, which sets no event here
                 await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
@@ -382,10 +388,10 @@ class PodAgent:
     async def _is_gone(self) -> bool:
         """Query whether the pod is deleted: the watch, which would report it, may have ended."""
         try:
-            found = await self._cluster.read("Pod", self._seen.name)
+            found = await self._cluster.read("Pod", self.seen.name)
         except ApiError as error:
             return error.status == NOT_FOUND
-        return words.uid_of(found) != self._seen.uid
+        return words.uid_of(found) != self.seen.uid
 
 
 def _owner_of(made: dict[str, Any]) -> Manifest:
