@@ -91,7 +91,7 @@ class PoolItems(Stream[R]):
         self, engine: PoolEngine, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions
     ) -> None:
         engine.check_kind(name, streams=True)
-        mesh = engine.mesh._view  # noqa: SLF001 - a method would hide an endpoint of that name
+        mesh = engine.views[0]._view  # noqa: SLF001 - a method would hide an endpoint of that name
         super().__init__(mesh, engine.spec_of(name), NO_OPTIONS, ((), {}))
         self._engine = engine
         self._arguments = args, kwargs
@@ -138,6 +138,7 @@ class PoolItems(Stream[R]):
                     if not engine.may_try_again(call, error):
                         raise
                     engine.send_elsewhere(call)
+                    self._has_failed = False
             return
         assert call.error is not None
         raise call.error
