@@ -109,6 +109,7 @@ class AttachedLauncher(Launcher):
         async with open_cluster(job.namespace) as self._cluster:
             self._watch = PodWatch(self._cluster, job.selector, job.container, job.place_of, skips_ended=True)
             try:
+                await self._cluster.get("/version")  # the first calls at once would make several sessions in kr8s
                 self.interface = await interface_towards(self._cluster, job.interface, job.advertise)
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._watch.run)
