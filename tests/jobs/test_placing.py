@@ -336,8 +336,11 @@ async def test_hosts_have_the_labels_of_their_environment(monkeypatch: pytest.Mo
 
 
 async def test_places_on_this_host_with_isolation() -> None:
-    """H28: of a part of the hosts, too."""
-    with trio.fail_after(HANG_SECONDS):
+    """H28: of a part of the hosts, too; settings of the program are those of its own host only."""
+    with trio.fail_after(HANG_SECONDS), trimesh.configured(labels=("here",)):
+        assert (await this_host().resources()).item().labels == {"here": ""}
+        async with jobs.LocalJob(1) as hosts:
+            assert [one.labels for one in await hosts.slice(hosts=0).resources()] == [{}]
         async with this_host().place({"a": Need(gpus=2, count=2)}) as placement:
             async with this_host().spawn_procs(on=placement["a"], supervision=Isolate()) as procs:
                 both = await seen_by(procs)

@@ -10,9 +10,18 @@ from tests.rows import rows
 from tests.runtime import fake_nvml
 
 from trimesh import limits, this_proc
-from trimesh._runtime.system.inventory import cpu_limit, gpus_here, labels_of, memory_limit, take_inventory, visible_of
+from trimesh._runtime.system.inventory import (
+    cpu_limit,
+    gpus_here,
+    labels_of,
+    memory_limit,
+    own_settings,
+    take_inventory,
+    visible_of,
+)
 from trimesh._runtime.system.nvml import GPUDevice, NVMLError, node_of, open_nvml
 from trimesh.actor.placement.placement import Inspector
+from trimesh.config import Settings
 from trimesh.errors import ConfigError
 
 
@@ -146,7 +155,7 @@ async def test_a_driver_that_hangs_is_a_host_without_gpus(monkeypatch: pytest.Mo
 def test_cpus_memory_and_labels_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMESH_LABELS", "zone=a, fast")
 
-    found = take_inventory()
+    found = take_inventory(own_settings(Settings()).labels)
 
     assert set(found.cpus) == os.sched_getaffinity(0)
     assert len(found.nodes) == len(found.cpus)
@@ -155,4 +164,4 @@ def test_cpus_memory_and_labels_of_this_host(monkeypatch: pytest.MonkeyPatch) ->
     assert labels_of(["a=b=c"]) == {"a": "b=c"}
     monkeypatch.setenv("TRIMESH_NVLM", "x")
     with pytest.raises(ConfigError, match="TRIMESH_NVLM"):
-        take_inventory()
+        own_settings(Settings())

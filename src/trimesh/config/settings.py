@@ -192,11 +192,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     The same script then runs on the hosts of that job.
     Default: none: `LocalJob(1)`, one agent on this machine."""
     labels: Annotated[tuple[str, ...], names()] = ()
-    """Labels of a host, for `Need(labels=)`: `zone=a,disk=nvme`. Each host reads them from its own environment.
+    """Labels of a host, for `Need(labels=)`: `zone=a,disk=nvme`. Hosts of a job read them from their environment.
     Processes that need a label are placed on hosts that have it.
     Default: none."""
     nvml: Annotated[str, text("a file")] = ""
-    """The library NVML of NVIDIA's driver, which lists GPUs. Each host reads the setting from its own environment.
+    """The library NVML of NVIDIA's driver, which lists GPUs. Hosts of a job read it from their environment.
     Code of that file runs in a process that lists the GPUs of a host.
     Default: the system's `libnvidia-ml.so.1`."""
     libssl: Annotated[str, text("a file")] = ""

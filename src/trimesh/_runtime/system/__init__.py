@@ -17,12 +17,12 @@ if TYPE_CHECKING:
         GPU,
         Inventory,
         gpus_here,
-        own_gpus,
+        own_settings,
         simulated_inventory,
         take_inventory,
     )
 
-_OF_INVENTORY = ("GPU", "Inventory", "gpus_here", "own_gpus", "simulated_inventory", "take_inventory")
+_OF_INVENTORY = ("GPU", "Inventory", "gpus_here", "own_settings", "simulated_inventory", "take_inventory")
 
 __all__ = [
     "GPU",
@@ -42,7 +42,7 @@ __all__ = [
     "gpus_here",
     "host_name",
     "is_thread_of_parent",
-    "own_gpus",
+    "own_settings",
     "parent_of",
     "read_sources",
     "run_process",

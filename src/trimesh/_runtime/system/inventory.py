@@ -58,25 +58,21 @@ class Inventory(msgspec.Struct, frozen=True):
     labels: dict[str, str]
 
 
-def own_gpus() -> tuple[tuple[GPU, ...], str]:
-    """Return the GPUs of this host by its own settings, and why there are none.
+def own_settings(below: Settings) -> Settings:
+    """Return the settings of this host: those of its environment over others.
 
     Raises:
         ConfigError: A setting in the environment of this host is invalid.
-
-    Blocking: the driver may take seconds, or hang.
     """
-    return gpus_here(from_environment(Settings(), os.environ).nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return from_environment(below, os.environ)
 
 
-def take_inventory(gpus: tuple[GPU, ...] = (), no_gpus: str = "") -> Inventory:
+def take_inventory(labels: Sequence[str], gpus: tuple[GPU, ...] = (), no_gpus: str = "") -> Inventory:
     """Inspect this host.
 
     Args:
+        labels: Its setting `labels`.
         gpus, no_gpus: Its GPUs, and why there are none.
-
-    Raises:
-        ConfigError: A setting in the environment of this host is invalid.
 
     Blocking: reads some files.
     """
@@ -93,7 +89,7 @@ def take_inventory(gpus: tuple[GPU, ...] = (), no_gpus: str = "") -> Inventory:
         memory_free,
         gpus,
         no_gpus,
-        labels_of(from_environment(Settings(), os.environ).labels),
+        labels_of(labels),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -15,13 +16,21 @@ from trimesh import limits
 from trimesh._runtime import life
 from trimesh._runtime.peers import LaunchRequest
 from trimesh._runtime.spawner import ProcOptions
-from trimesh._runtime.system import GPU, HostShare, Inventory, own_gpus, simulated_inventory, take_inventory
+from trimesh._runtime.system import (
+    GPU,
+    HostShare,
+    Inventory,
+    gpus_here,
+    own_settings,
+    simulated_inventory,
+    take_inventory,
+)
 from trimesh._supervision.placement import Demand, Spread
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.placement.reservations import Account, Ledger, Reservation, ReservedPlaces, Resources, Taken
 from trimesh.actor.spawning import checked_name
-from trimesh.config import reread
+from trimesh.config import Settings, current, reread
 from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import ShapeError, SpawnError
 from trimesh.plain_numbers import real_number, suggestion, whole_number
@@ -157,23 +166,26 @@ class Inspector(Actor):
     """Inspects its host, in a process of its own: a fault of the GPU driver ends no agent."""
 
     @endpoint
-    async def inspect(self) -> Inventory:
+    async def inspect(self, *, is_here: bool = False) -> Inventory:
+        """Return the inventory; settings of the program count on its own host only."""
         proc = life.current_proc()
         if proc.is_simulated:
             return simulated_inventory(proc.host_name)
+        settings = own_settings(current() if is_here else Settings())
+        visible = os.environ.get(_VISIBLE)
         gpus: tuple[GPU, ...] = ()
         why = f"the driver did not answer within limits.NVML_SECONDS ({limits.NVML_SECONDS:g} s)"
         with trio.move_on_after(limits.NVML_SECONDS):
-            gpus, why = await trio.to_thread.run_sync(own_gpus, abandon_on_cancel=True)
-        return take_inventory(gpus, why)
+            gpus, why = await trio.to_thread.run_sync(gpus_here, settings.nvml, visible, abandon_on_cancel=True)
+        return take_inventory(settings.labels, gpus, why)
 
 
-async def _inspect(hosts: HostMesh) -> ValueMesh[Inventory]:
+async def _inspect(hosts: HostMesh, job: JobHosts | None) -> ValueMesh[Inventory]:
     async with (
         hosts.spawn_procs({}, name="resources", preload=()) as procs,
         procs.spawn("resources", Inspector) as inspectors,
     ):
-        return await inspectors.inspect.call()
+        return await inspectors.inspect.call(is_here=job is None)
 
 
 async def resources(hosts: HostMesh, job: JobHosts | None) -> ValueMesh[Resources]:
@@ -182,7 +194,7 @@ async def resources(hosts: HostMesh, job: JobHosts | None) -> ValueMesh[Resource
         ledger = Ledger.of(proc)
         async with ledger.changing():
             keys = _keys(job)
-            found = await _inspect(hosts)
+            found = await _inspect(hosts, job)
             resources = [
                 ledger.account(key, name, host, one).resources(one)
                 for (key, name, host), one in zip(keys, found, strict=True)
@@ -395,7 +407,8 @@ class ReservedHosts:
 
     async def inspect(self, account: Account) -> Inventory:
         """Inspect the present host at the place of an account."""
-        [found] = await _inspect(self._hosts._of_rank(self.rank_of(account)))  # noqa: SLF001 - made of it
+        host = self._hosts._of_rank(self.rank_of(account))  # noqa: SLF001 - made of it
+        [found] = await _inspect(host, self.job)
         return found
 
 
@@ -405,7 +418,7 @@ async def _reserve(
     ledger = Ledger.of(owned.proc)
     async with ledger.changing():
         keys = _keys(job)
-        found = await _inspect(hosts)
+        found = await _inspect(hosts, job)
         accounts = [ledger.account(key, name, host, one) for (key, name, host), one in zip(keys, found, strict=True)]
         return accounts, await ledger.reserve(owned.proc, accounts, demands)
     raise AssertionError("changing() has raised")
