@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,41 +254,33 @@ async def test_pod_that_others_delete_is_lost(cluster: FakeKubernetes) -> None:
     assert (lost.host, lost.reason) == (name, "cancelled")
 
 
-@contextmanager
-def way_to(port: int, folder: Path) -> Generator[str, None, None]:
-    """Have a port of a server of ssh lead to one of this program; yield its address."""
-    server = sshd.SSHServer(folder)
-    command = ["ssh", *server.options, "-N", "-o", "ExitOnForwardFailure=yes", "-R", f"0:127.0.0.1:{port}", "n1"]
+@pytest.mark.parametrize("cluster", ["jobset"], indirect=True)
+@pytest.mark.skipif(sshd.missing() is not None, reason=sshd.missing() or "")
+async def test_pods_reach_a_program_outside_by_a_relay(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    """H5, H28: as docs/hosts.md tells it: sshd in a pod, where the relay runs; the agents dial that."""
+    server = sshd.SSHServer(tmp_path)
     try:
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as client:
-            try:
-                assert client.stderr is not None
-                yield f"127.0.0.1:{client.stderr.readline().split()[2]}"  # "Allocated port 40123 for ..."
-            finally:
-                client.terminate()
+        with trio.fail_after(HANG_SECONDS):
+            async with (
+                job(1, via=jobs.SSH("n1", options=server.options)) as hosts,
+                hosts.spawn_procs({"gpus": 1}) as procs,
+                procs.spawn("workers", Worker) as workers,
+            ):
+                assert list(await workers.double.call(4)) == [8]
+                [container] = cluster.pod(0)["spec"]["containers"]
+                [address] = [word for word in container["command"] if word.startswith("127.0.0.1:")]
+                relays = await trio.run_process(["ss", "-Hltnp"], capture_stdout=True)
+                [line] = [line for line in relays.stdout.decode().splitlines() if address in line]
+                assert "python" in line
+        server.wait_idle()
     finally:
         server.close()
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("cluster", ["jobset"], indirect=True)
-@pytest.mark.skipif(sshd.missing() is not None, reason=sshd.missing() or "")
-async def test_pods_reach_a_program_outside_by_a_port_that_ssh_brings_to_it(
-    cluster: FakeKubernetes, tmp_path: Path
-) -> None:
-    """H5: as docs/hosts.md tells it: sshd in a pod, whose port leads to the program; the agents dial that."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    with way_to(port, tmp_path) as advertised, trio.fail_after(HANG_SECONDS):
-        async with (
-            job(1, port=port, advertise=(advertised,)) as hosts,
-            hosts.spawn_procs({"gpus": 1}) as procs,
-            procs.spawn("workers", Worker) as workers,
-        ):
-            assert list(await workers.double.call(4)) == [8]
-            [container] = cluster.pod(0)["spec"]["containers"]
-            assert advertised in container["command"]
+def test_relay_takes_the_place_of_addresses() -> None:
+    """H28: of the program, which pods do not reach."""
+    with pytest.raises(ValueError, match="leave them out"):
+        job(1, via=jobs.SSH("n1"), port=4000)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from trimesh import limits
 from trimesh.jobs.job import Job, Pickle, checked_hosts
 from trimesh.jobs.launcher import Launcher
 from trimesh.jobs.pki import OwnPKI
+from trimesh.jobs.ssh import SSH, checked_via
 
 if TYPE_CHECKING:
     from trimesh.jobs.kubernetes.attached import AttachedPods
@@ -60,7 +61,10 @@ class KubernetesJob(Job):
         resources: Requests and limits of each pod: `{"nvidia.com/gpu": 8, "memory": "64Gi"}`.
         name: Name of the objects; None makes a unique one.
         queue: Name of a Kueue queue.
-        interface: Address at which this program listens for pods; None takes that of the route to the API server.
+        via: Relay, if pods cannot reach this program: a host that both reach, see `SSH`, such as a pod with sshd behind
+            `kubectl port-forward`.
+        interface: Address at which this program, or its relay, listens for pods; None takes that of the route to the
+            API server, or of the relay's default route.
         port: Port at which this program listens; 0 lets the system choose.
         advertise: Addresses that pods dial instead, `host` or `host:port`, for example of a gateway.
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
@@ -76,13 +80,19 @@ class KubernetesJob(Job):
     resources: Mapping[str, str | int] | None = attrs.field(default=None, kw_only=True)
     name: str | None = attrs.field(default=None, kw_only=True, converter=_checked_name)
     queue: str | None = attrs.field(default=None, kw_only=True)
+    via: SSH | None = attrs.field(default=None, kw_only=True, validator=checked_via)
     interface: str | None = attrs.field(default=None, kw_only=True)
     port: int = attrs.field(default=0, kw_only=True)
     advertise: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse an invalid pod template."""
+        """Refuse an invalid pod template, and an address beside a relay."""
         checked_template(self.pod_template, self.image)
+        if self.via is not None and (self.port or self.advertise):
+            raise ValueError(
+                f"pods of a KubernetesJob with via= dial its relay, got port={self.port} and advertise="
+                f"{self.advertise!r} for this program: leave them out"
+            )
 
     @property
     def pods(self) -> PodsOfRun:

@@ -17,6 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -40,14 +41,15 @@ from trimesh.jobs.kubernetes.job import (
     manifests_of,
     more_manifests,
 )
-from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
+from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.ssh import RelayedLauncher
 
 _log: Final = logging.getLogger("trimesh")
 _OLDEST: Final = (1, 29)
 """The first version of Kubernetes in which a failed pod need not end the others of its Job (backoffLimitPerIndex)."""
 
 
-class KubernetesLauncher(Launcher):
+class KubernetesLauncher(RelayedLauncher):
     """Starts agents in pods."""
 
     starts_again = False
@@ -69,11 +71,11 @@ class KubernetesLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        async with open_cluster(self._job.namespace) as self._cluster:
+        async with open_cluster(self._job.namespace) as self._cluster, AsyncExitStack() as stack:
             self._watch = PodWatch(self._cluster, f"{RUN_LABEL}={self._run}", self._container)
             try:
                 await self._check_version()
-                self.interface = await interface_towards(self._cluster, self._job.interface, self.advertised)
+                await self._find_way(stack)
                 async with trio.open_nursery() as self._nursery:
                     try:
                         yield
@@ -83,6 +85,13 @@ class KubernetesLauncher(Launcher):
                         self._nursery.cancel_scope.cancel(reason="the hosts are left")
             except ApiError as error:
                 raise SpawnError(f"Kubernetes, namespace {self._cluster.namespace}: {error}") from error
+
+    async def _find_way(self, stack: AsyncExitStack) -> None:
+        job = self._job
+        if job.via is not None:
+            await self.relay(stack, job.via, job.interface, "")
+        else:
+            self.interface = await interface_towards(self._cluster, job.interface, self.advertised)
 
     async def _check_version(self) -> None:
         said = await self._cluster.get("/version")
