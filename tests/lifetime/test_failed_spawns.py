@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from tests.lifetime.program import Program
+from tests.patience import HANG_SECONDS
+from tests.runtime.processes import wait_gone
+
+from trimesh import MeshErrorGroup, SpawnError, configured, leaves, this_host
 
 pytestmark = pytest.mark.real
 
@@ -93,3 +98,22 @@ def test_process_that_dies_in_an_actor_s_start_is_the_block_s(tmp_path: Path) ->
     assert failed["where"] == "body"
     [leaf] = failed["error"]["leaves"]
     assert (leaf["type"], leaf["point"], leaf["exit_code"]) == ("ProcDied", {"n": 2}, 7)
+
+
+async def test_time_limit_of_a_start_is_a_setting(tmp_path: Path) -> None:
+    """Z01: an interpreter that does not come up is ended after `spawn_seconds`, and the error names the setting."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    interpreter.chmod(0o755)
+    with configured(spawn_seconds=1.0), trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with this_host().spawn_procs({"gpus": 1}, python=str(interpreter)):
+            pytest.fail("it has started")
+    [error] = leaves(caught.value)
+    assert isinstance(error, SpawnError)
+    assert "the setting spawn_seconds (1 s)" in str(error)
+    await wait_gone(written_pids(tmp_path))
+
+
+def written_pids(folder: Path) -> list[int]:
+    """Return the pid that the interpreter has written; none if a busy machine did not run it."""
+    return [int(text) for path in folder.glob("pid") if (text := path.read_text())]

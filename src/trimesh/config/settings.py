@@ -122,6 +122,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Modules imported once, before processes are forked. For `preload=`.
     Their import delays the first mesh; processes need no import of their own, and share the memory.
     Default: none."""
+    spawn_seconds: Annotated[float, seconds(may_wait=True)] = limits.SPAWN_SECONDS
+    """Time limit from the request for a process to its first message, with imports of `preload`, without `setup`.
+    A longer time is for slow disks and large images; a shorter one reports a start that hangs sooner."""
     abandon_after: Annotated[float | None, seconds(may_be_none=True)] = None
     """Wait of a cancelled caller for acknowledgements. For `options(abandon_after=)`.
     A shorter wait returns sooner from hung actors, whose calls may still run.

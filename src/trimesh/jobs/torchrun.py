@@ -3,10 +3,10 @@
     rank 0: open_door ----store----> an order for each rank, with its token
     rank 1, 2, ...: order --exec--> agent in place of the process, which joins
 
-TJ-1 Processes other than that of rank 0 become agents by exec: torchrun supervises them as before, and a host that is
+TQ-1 Processes other than that of rank 0 become agents by exec: torchrun supervises them as before, and a host that is
      lost is a failed rank for torchrun.
-TJ-2 Each agent has the environment of its rank, and so have its processes: `init_process_group()` works in actors.
-TJ-3 The store is dropped before processes start: in a job without a store of torchrun's own, rank 0 serves the next.
+TQ-2 Each agent has the environment of its rank, and so have its processes: `init_process_group()` works in actors.
+TQ-3 The store is dropped before processes start: in a job without a store of torchrun's own, rank 0 serves the next.
 """
 
 from __future__ import annotations

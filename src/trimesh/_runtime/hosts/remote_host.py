@@ -43,6 +43,7 @@ from trimesh._runtime.system.records import AgentReady, Listening, Parted, Relay
 from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._transport.relay import Session
+from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
@@ -143,9 +144,9 @@ class RemoteHost:
         name = name_of(spec)
         self._launching[request.proc_id] = None
         try:
-            failure = f"it did not begin to run within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)"
+            failure = f"it did not begin to run within the setting spawn_seconds ({current().spawn_seconds:g} s)"
             try:
-                with trio.move_on_after(limits.SPAWN_SECONDS):
+                with trio.move_on_after(current().spawn_seconds):
                     received = await self.client.ask(lambda number: self._launch_of(spec, number))
                     if isinstance(received.record, wire.Launched) and received.fds:
                         return self._born(request, received.record.pid, received.fds[0], on_exit)
@@ -184,7 +185,12 @@ class RemoteHost:
         sock = stream_of(fd, is_far=True)
         try:
             link = self._transport.open_link(
-                sock, local=False, lease=True, peer=proc_id, lease_seconds=limits.FAR_LINK_LEASE_SECONDS
+                sock,
+                local=False,
+                lease=True,
+                peer=proc_id,
+                hello_seconds=current().spawn_seconds,
+                lease_seconds=limits.FAR_LINK_LEASE_SECONDS,
             )
         except (OSError, LimitExceeded) as error:
             sock.close()

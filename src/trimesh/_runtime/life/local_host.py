@@ -23,6 +23,7 @@ from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface import Link
 from trimesh._transport.messages.casts import HostCaster
 from trimesh._transport.native.transport import NativeLink, NativeTransport
+from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, MeshError, SpawnError
 from trimesh.ids import ProcId
@@ -84,7 +85,9 @@ class LocalHost:
         child = await self.launcher.launch(spec_of(request), on_exit=on_exit)
         try:
             # The owner holds a lease on its child, never the child on its owner: a stopped owner must not end the job.
-            link = self.transport.open_link(child.link, local=True, lease=True, peer=request.proc_id)
+            link = self.transport.open_link(
+                child.link, local=True, lease=True, peer=request.proc_id, hello_seconds=current().spawn_seconds
+            )
             self.transport.watch(link, child.pidfd)  # the link has a copy, which goes with it
         except (OSError, LimitExceeded) as error:
             child.signal(signal.SIGKILL)

@@ -19,7 +19,7 @@ from trimesh._runtime.system.child import checked_variables
 from trimesh._runtime.watch.progress_view import ShownProgress, showing
 from trimesh._runtime.watch.report import describe_waiting
 from trimesh._wire.exceptions.tracebacks import is_hidden
-from trimesh.config import from_environment
+from trimesh.config import current, from_environment
 from trimesh.errors import MeshErrorGroup, SpawnError, set_origin
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Launching:
         """
         procs = self._procs
         errors: list[Exception] = []
-        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+        with trio.move_on_after(current().spawn_seconds) as scope:
             for rank in ranks:
                 before = procs.members[rank]
                 procs.proc.members.pop(before.peer.proc_id, None)
@@ -138,7 +138,9 @@ class Launching:
                 await self.setup_all(ranks, None)
         if scope.cancelled_caught and not errors:
             errors = [
-                SpawnError(f"{procs.name} was not ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
+                SpawnError(
+                    f"{procs.name} was not ready within the setting spawn_seconds ({current().spawn_seconds:g} s)"
+                )
             ]
         if errors:
             raise MeshErrorGroup(f"{procs.name} could not {what}", errors, mesh=procs.name)

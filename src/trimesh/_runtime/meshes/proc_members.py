@@ -46,6 +46,7 @@ from trimesh._supervision.policy import (
     units_of,
 )
 from trimesh._supervision.supervisor import Round, Supervisor
+from trimesh.config import current
 from trimesh.errors import (
     MeshErrorGroup,
     MeshStopped,
@@ -199,14 +200,16 @@ class ProcMembers:
         """
         try:
             with showing(self.proc, f"starting the processes of {self.name}", len(self.whole)) as progress:
-                with trio.fail_after(limits.SPAWN_SECONDS):
+                with trio.fail_after(current().spawn_seconds):
                     await self.launching.launch_all(progress)
                     await self.launching.setup_all(self.whole.ranks(), None)
                 if self.options.setup is not None:  # without a time limit
                     progress.begin(f"setting up the processes of {self.name}")
                     await self.launching.setup_all(self.whole.ranks(), self.options.setup)
         except trio.TooSlowError:
-            error = SpawnError(f"{self.name} was not ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
+            error = SpawnError(
+                f"{self.name} was not ready within the setting spawn_seconds ({current().spawn_seconds:g} s)"
+            )
             await self._discard()
             raise MeshErrorGroup(f"{self.name} could not be started", [error], mesh=self.name) from None
         except BaseException:

@@ -5,7 +5,7 @@ call runs, its cancel scope is that of its slot.
 
 Calls that arrive before their actor exists:
 
-    EY-1 a call waits until its actor is created, at most `limits.SPAWN_SECONDS`; then it is refused.
+    EY-1 a call waits until its actor is created, at most the setting `spawn_seconds`; then it is refused.
     EY-2 calls of one caller to one actor keep their order: later ones find the actor, after these.
     EY-3 waiting calls are bounded; excess calls, and calls to an actor that has ended here, are refused at once.
     EY-4 a call that ends before its actor is created counts as taken from the mailbox, as the sender counts it.
@@ -32,6 +32,7 @@ from trimesh._transport.interface import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.messages import CallerPlace, SentView
 from trimesh._wire.pickled.payload import Encoded
+from trimesh.config import current
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
@@ -441,8 +442,8 @@ class EarlyCalls:
         try:
             while self._waiting:
                 first = min(calls[0].came_at for calls in self._waiting.values())
-                await trio.sleep_until(first + limits.SPAWN_SECONDS)
-                late = self._proc.now() - limits.SPAWN_SECONDS
+                await trio.sleep_until(first + current().spawn_seconds)
+                late = self._proc.now() - current().spawn_seconds
                 for call in [call for calls in self._waiting.values() for call in calls if call.came_at <= late]:
                     self._drop(call)
                     self._refuse_late(call)
@@ -451,7 +452,7 @@ class EarlyCalls:
 
     def _refuse_late(self, call: _EarlyCall) -> None:
         peer, mesh = call.peer, call.message.mesh
-        text = f"the mesh has no member in this process, and none was spawned within {limits.SPAWN_SECONDS:g} s"
+        text = f"the mesh has no member in this process, and none was spawned within {current().spawn_seconds:g} s"
         refuse(call.link, call.message.call, mesh, peer.count_of(mesh), call.nbytes, "stopped", text)
         if not any(other.peer is peer for other in self._waiting.get(mesh, ())):
             peer.end_count(mesh)

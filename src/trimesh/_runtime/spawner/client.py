@@ -33,6 +33,7 @@ from trimesh._runtime.spawner.workers import ExitHistory, kill_marked
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.output import OutputPrinter
 from trimesh._runtime.system.records import AgentReady, Arriving, ConnectedDirect, Listening, Parted, Relayed, Tunnel
+from trimesh.config import current
 from trimesh.errors import ProtocolError, SpawnError, TrimeshError
 
 
@@ -128,10 +129,12 @@ class SpawnerClient:
         Raises:
             SpawnError: The spawner is lost, or takes too long; `doing` names its step in the text.
         """
-        with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
+        with trio.move_on_after(current().spawn_seconds) as scope:
             await ready.wait()
         if scope.cancelled_caught:
-            raise SpawnError(f"the spawner took more than limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s) to {doing}")
+            raise SpawnError(
+                f"the spawner took more than the setting spawn_seconds ({current().spawn_seconds:g} s) to {doing}"
+            )
         if self.lost is not None:
             raise SpawnError(f"cannot start the spawner: {self.lost} (its standard error may say why)")
 

@@ -52,6 +52,7 @@ from trimesh._runtime.system.child import (
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.linux import refusals
+from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
@@ -114,7 +115,7 @@ class ProcLauncher:
         Raises:
             SpawnError: It could not be started; the text names mesh, point and cause. No process is left (LA-1).
 
-        Blocking: checkpoint, at most `limits.SPAWN_SECONDS`. When cancelled, the process is killed and reaped first.
+        Blocking: checkpoint, at most the setting `spawn_seconds`. A cancel first kills and reaps the process.
         """
         name = name_of(spec)
         if self._is_stopping or self._is_retired:
@@ -127,9 +128,9 @@ class ProcLauncher:
             if child is not None:
                 started.append(child)
 
-        failure = f"it did not begin to run within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)"
+        failure = f"it did not begin to run within the setting spawn_seconds ({current().spawn_seconds:g} s)"
         try:
-            with trio.move_on_after(limits.SPAWN_SECONDS):
+            with trio.move_on_after(current().spawn_seconds):
                 received = await self._client.ask(lambda request: self._request_of(spec, request), answered)
                 if isinstance(received.record, wire.LaunchFailed):
                     raise SpawnError(f"cannot start {name}: {received.record.text}")

@@ -11,9 +11,9 @@ leaving the block, and its processes would live as long as the program.
 
     SIGTERM --> what Ctrl-C does --> blocks are left --> the last one has ended --> the process ends by SIGTERM
 
-TG-1 A handler of the user, and an ignored signal, stay as they are; without open blocks SIGTERM has its default action.
-TG-2 A second SIGTERM ends the process at once; so does the end of `limits.SIGTERM_SECONDS` and the grace of all blocks.
-TG-3 A forked child of the program that has inherited the handler ends at once.
+GT-1 A handler of the user, and an ignored signal, stay as they are; without open blocks SIGTERM has its default action.
+GT-2 A second SIGTERM ends the process at once; so does the end of `limits.SIGTERM_SECONDS` and the grace of all blocks.
+GT-3 A forked child of the program that has inherited the handler ends at once.
 """
 
 from __future__ import annotations
