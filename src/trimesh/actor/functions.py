@@ -106,6 +106,12 @@ def _shown(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or repr(function))
 
 
+def _unwrapped(function: Any) -> Any:
+    """Return the function inside a `functools.partial`; any other as it is."""
+    partial_function: Any = function
+    return partial_function.func if isinstance(function, partial) else function
+
+
 def _spec_for(function: Any, args: tuple[Any, ...], *, thread: bool, concurrency: int) -> EndpointSpec:
     """Return the endpoint that runs a function.
 
@@ -123,7 +129,8 @@ def _spec_for(function: Any, args: tuple[Any, ...], *, thread: bool, concurrency
         raise TypeError(
             f"a mesh of processes runs a function, got {function!r}: write procs.call(function, *arguments)"
         )
-    plain = function.func if isinstance(function, partial) else function
+    given: Callable[..., Any] = function
+    plain = _unwrapped(function)
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         raise TypeError(f"a function must return its result, got the generator {_shown(plain)}: write an actor with it")
     number = whole_number(concurrency)
@@ -133,14 +140,14 @@ def _spec_for(function: Any, args: tuple[Any, ...], *, thread: bool, concurrency
             f"({limits.FUNCTIONS_AT_ONCE_MAX}), got {concurrency!r}"
         )
     try:
-        signature_of(function).bind(*args)
+        signature_of(given).bind(*args)
     except TypeError as error:
-        raise TypeError(f"{_shown(function)}{signature_of(function)}: {error}") from None
+        raise TypeError(f"{_shown(given)}{signature_of(given)}: {error}") from None
     except ValueError:  # a builtin without a signature
         pass
     runs_inline = inspect.iscoroutinefunction(plain) or not thread
     spec = endpoints_of(class_for(number))["run" if runs_inline else "run_in_thread"]
-    return msgspec.structs.replace(spec, applied=function)
+    return msgspec.structs.replace(spec, applied=given)
 
 
 @asynccontextmanager

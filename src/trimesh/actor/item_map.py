@@ -81,7 +81,7 @@ class Unit(msgspec.Struct, eq=False):
     tried: Collection[int] = ()
 
 
-def check_items(items: Any) -> None:
+def check_items(items: object) -> None:
     """Check that items can be iterated over.
 
     Raises:

@@ -152,12 +152,13 @@ def class_of(cls: Any) -> Any:
 
 def bound_variables(cls: Any) -> dict[Any, Any]:
     """Return what type variables stand for in a class: those of `Box[int]`, and of bases as in `class A(Box[int])`."""
-    made = class_of(cls)
+    made: Any = class_of(cls)
     parameters = getattr(made, "__parameters__", ())
     found: dict[Any, Any] = {}
     if not isinstance(cls, type) and all(isinstance(one, TypeVar) for one in parameters):
         found.update(zip(parameters, get_args(cls), strict=False))
-    bases: tuple[Any, ...] = vars(made).get("__orig_bases__", made.__bases__)
+    own: Mapping[str, Any] = made.__dict__
+    bases: tuple[Any, ...] = own.get("__orig_bases__", made.__bases__)
     for base in bases:
         for variable, given in bound_variables(base).items():
             found.setdefault(variable, bind_hint(given, found))
@@ -168,10 +169,11 @@ def bind_hint(hint: Any, bound: Mapping[Any, Any]) -> Any:
     """Return an annotation with type variables replaced; those that are not bound stay."""
     if isinstance(hint, TypeVar):
         return bound.get(hint, hint)
+    generic: Any = hint
     variables = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
     if not any(one in bound for one in variables):
-        return hint
-    return hint[tuple(bound.get(one, one) for one in variables)]
+        return generic
+    return generic[tuple(bound.get(one, one) for one in variables)]
 
 
 # ---- meshes and hosts as sent in handles: numbers and names, no ownership ------------------------------------------
