@@ -36,6 +36,11 @@ def _import_paths() -> str:
     return ":".join(str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(":") if one)
 
 
+def _set_env(path: str, *, imports: bool) -> str:
+    said = [f"PATH={path}"] * bool(path) + [f"PYTHONPATH={_import_paths()}"] * (imports and bool(_import_paths()))
+    return f"SetEnv {' '.join(said)}\n" if said else ""
+
+
 def _path_of(command: str) -> str | None:
     return shutil.which(command) or shutil.which(command, path="/usr/sbin:/sbin")
 
@@ -49,6 +54,7 @@ class SSHServer:
         names: Of hosts that are this server.
         more: Lines of its configuration.
         path: PATH of what it runs.
+        imports: Whether that imports from where this process does.
 
     Attributes:
         config: Of clients: `n1`, `n2`, `n3` are this server, `behind` is it by way of `n1`.
@@ -63,6 +69,7 @@ class SSHServer:
         names: str = "n1 n2 n3 behind",
         more: str = "",
         path: str = "",
+        imports: bool = False,
     ) -> None:
         folder.chmod(0o700)
         self.folder = folder
@@ -79,7 +86,7 @@ class SSHServer:
             f"{more}Port {self.port}\nListenAddress {address}\nHostKey {folder}/host\nPidFile {folder}/pid\n"
             f"AuthorizedKeysFile {folder}/authorized\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
             "KbdInteractiveAuthentication no\nPermitRootLogin yes\nMaxStartups 100\nLogLevel VERBOSE\n"
-            + f"SetEnv PYTHONPATH={_import_paths()}{f' PATH={path}' if path else ''}\n"
+            + _set_env(path, imports=imports)
         )
         self.config = folder / "ssh.conf"
         self.config.write_text(

@@ -78,7 +78,7 @@ def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[jobs.SSH, 
     with open_host_network(3) as network:
         write_commands(commands, network)
         path = f"{commands}:{os.environ['PATH']}"
-        server = SSHServer(folder, network.address(0), network.namespace(0).prefix, "login", path=path)
+        server = SSHServer(folder, network.address(0), network.namespace(0).prefix, "login", path=path, imports=True)
         network.part([1, 2], [CONTROLLER])
         yield jobs.SSH("login", options=server.options), commands, network, server
         server.close()

@@ -110,7 +110,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for rank, name in enumerate(("login", "n1", "n2")):
             place = folder / name
             place.mkdir()
-            servers.append(SSHServer(place, network.address(rank), network.namespace(rank).prefix, name))
+            servers.append(SSHServer(place, network.address(rank), network.namespace(rank).prefix, name, imports=True))
         config = folder / "ssh.conf"
         config.write_text("".join(server.config.read_text() for server in servers))
         network.part([1, 2], [CONTROLLER])
