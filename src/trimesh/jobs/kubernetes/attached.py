@@ -25,7 +25,7 @@ from trimesh.errors import SpawnError
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.kubernetes import cluster as words
 from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, PodWatch, open_cluster
-from trimesh.jobs.kubernetes.launcher import PodAgent, interface_towards
+from trimesh.jobs.kubernetes.pod_agent import PodAgent, interface_towards
 from trimesh.jobs.launcher import AgentOrder, Launcher
 
 _log: Final = logging.getLogger("trimesh")

@@ -16,7 +16,7 @@ import base64
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import Any, Final
@@ -27,7 +27,6 @@ import trio
 from trimesh import limits
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
-from trimesh.jobs.addresses import address_of, address_towards, is_loopback
 from trimesh.jobs.kubernetes import cluster as words
 from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, HostPod, PodWatch, open_cluster
 from trimesh.jobs.kubernetes.job import (
@@ -41,7 +40,8 @@ from trimesh.jobs.kubernetes.job import (
     manifests_of,
     more_manifests,
 )
-from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.kubernetes.pod_agent import PodAgent, interface_towards
+from trimesh.jobs.launcher import AgentOrder
 from trimesh.jobs.ssh import RelayedLauncher
 
 _log: Final = logging.getLogger("trimesh")
@@ -341,66 +341,6 @@ class KubernetesLauncher(RelayedLauncher):
                 if error.status == NOT_FOUND:
                     return
             await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
-
-
-async def interface_towards(cluster: Cluster, interface: str | None, advertised: Sequence[str]) -> str:
-    """Return the address at which this program listens for pods.
-
-    Raises:
-        SpawnError: It is a loopback address, which pods cannot reach.
-    """
-    if interface is not None:
-        return await address_of(interface)
-    found = await address_towards(*cluster.server)
-    if is_loopback(found) and not advertised:
-        raise SpawnError(
-            f"pods must be able to reach this program, and its address towards the API server is {found}: pass "
-            "interface=, the address of this machine at which pods reach it, or advertise="
-        )
-    return found
-
-
-class PodAgent:
-    """An agent in a pod; see `StartedAgent`."""
-
-    def __init__(self, seen: HostPod, cluster: Cluster, container: str) -> None:
-        self.seen = seen
-        self._cluster = cluster
-        self._container = container
-
-    async def wait(self) -> AgentExit:
-        await self.seen.ended.wait()
-        end = self.seen.end
-        assert end is not None
-        log = ""
-        with trio.move_on_after(limits.AGENT_EXIT_SECONDS / 2):
-            log = await self._cluster.log(self.seen.name, self._container)
-        return AgentExit(end.text, log, end.reason)
-
-    @trio.lowlevel.enable_ki_protection
-    async def stop(self) -> None:
-        """See `StartedAgent.stop`: deletes the pod if it still runs."""
-        status: Mapping[str, Any] = self.seen.pod.get("status") or {}
-        phase = status.get("phase")
-        if phase in ("Succeeded", "Failed") or self.seen.gone.is_set():
-            return
-        with trio.CancelScope(shield=True), trio.move_on_after(limits.KUBERNETES_END_SECONDS):
-            try:
-                await self._cluster.delete("Pod", self.seen.name, self.seen.uid, grace=1)
-            except ApiError as error:
-                if error.status not in (NOT_FOUND, CONFLICT):
-                    _log.warning("the pod %s could not be deleted: %s", self.seen.name, error)
-                return
-            while not await self._is_gone():  # noqa: ASYNC110 - state of another machine, which sets no event here
-                await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
-
-    async def _is_gone(self) -> bool:
-        """Query whether the pod is deleted: the watch, which would report it, may have ended."""
-        try:
-            found = await self._cluster.read("Pod", self.seen.name)
-        except ApiError as error:
-            return error.status == NOT_FOUND
-        return words.uid_of(found) != self.seen.uid
 
 
 def _owner_of(made: dict[str, Any]) -> Manifest:
