@@ -993,8 +993,8 @@ HISTORY_USAGE_SECONDS: Final = 10.0
 """Interval of rows about processor and memory."""
 HISTORY_PRUNE_SECONDS: Final = 30.0
 """Interval at which old rows are removed from the history."""
-HISTORY_END_SECONDS: Final = 1.0
-"""Time for the last rows of a run that has failed: one transaction."""
+HISTORY_END_SECONDS: Final = 5.0
+"""Time for the last transaction when a run ends, some milliseconds: a disk that hangs must not keep a program alive."""
 HISTORY_QUERY_SECONDS: Final = 30.0
 """Time limit of one query of a history: a full scan takes less than a second."""
 HISTORY_QUERY_ROWS: Final = 100_000

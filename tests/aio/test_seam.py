@@ -13,7 +13,7 @@ from trimesh._runtime.tasks import crossing
 
 SOURCE = Path(crossing.__file__).parents[2]
 PUBLIC = ["actor/*.py", "_runtime/channels/ports.py", "_runtime/channels/receiver.py", "_runtime/watch/events.py"]
-INSIDE = {"Holding", "Home", "MeshView", "Sending", "UnsentCall"}
+INSIDE = {"Functions", "Holding", "Home", "MeshView", "PipedCommand", "Sending", "UnsentCall"}
 """Classes there that no user sees."""
 
 SEAM = {"in_trio", "in_trio_taking", "in_trio_block", "in_trio_now"}

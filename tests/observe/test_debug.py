@@ -418,7 +418,8 @@ async def test_one_command_to_all_held_ranks():
             code, _, errors = await commanded("--all", "next")
             assert code == 2
             assert "step a single rank by trimesh debug POINT" in errors
-            session = await attached((await held(3))[0])  # an ordinary terminal goes on from there
+            [first] = [row for row in await held(3) if row.name.startswith("stopping[gpus=0]")]
+            session = await attached(first)  # an ordinary terminal goes on from there
             await session.hear("prompt")
             assert "20" in await session.ask("p number")
             session.terminal.leave()

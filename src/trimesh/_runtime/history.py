@@ -98,8 +98,8 @@ class HistoryFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             os.close(os.open(self.path, flags, 0o600))
             self._db = db = sqlite3.connect(self.path, check_same_thread=False)
-            db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = OFF")  # for a killed process, not for a failed machine
+            db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
             db.execute(f"PRAGMA journal_size_limit = {_LOG_PAGES * 4_096}")
             db.execute("PRAGMA cache_size = -1024")

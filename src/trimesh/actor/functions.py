@@ -16,7 +16,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._runtime.life import current_proc
-from trimesh._runtime.tasks import in_trio, in_trio_block
+from trimesh._runtime.tasks import in_trio_block
 from trimesh._runtime.values import EndpointSpec, endpoints_of, signature_of
 from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.actor import verbs
@@ -170,20 +170,20 @@ async def _actors_on(procs: ProcMesh, concurrency: int) -> AsyncGenerator[MeshVi
 
 
 async def run(
-    verb: verbs.VerbRow, procs: ProcMesh, function: Callable[..., Any], args: tuple[Any, ...], *, thread: bool
+    verb: verbs.VerbRow,
+    procs: ProcMesh,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    thread: bool,  # noqa: FBT001 - through `in_trio`
 ) -> Any:
     """Run a function by a verb; see `ProcMesh.call`."""
     spec = _spec_for(function, args, thread=thread, concurrency=1)
     try:
-        return await in_trio(_run)(verb, procs, spec, ((function, args, {}), {}))
+        async with _actors_on(procs, 1) as view:
+            return await verbs.run(verb, view, spec, ((function, args, {}), {}), NO_OPTIONS)
     except Exception as error:
         without_own_frames(error)
         raise
-
-
-async def _run(verb: verbs.VerbRow, procs: ProcMesh, spec: EndpointSpec, bound: verbs.Bound) -> Any:
-    async with _actors_on(procs, 1) as view:
-        return await verbs.run(verb, view, spec, bound, NO_OPTIONS)
 
 
 def mapped(

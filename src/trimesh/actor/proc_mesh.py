@@ -207,8 +207,8 @@ class RunsFunctions:
         """
         from trimesh.actor import functions  # noqa: PLC0415 - few programs need it
 
-        run = functions.run(functions.CALL, cast("ProcMesh", self), function, args, thread=thread)
-        found: ValueMesh[Any] = await run
+        procs = cast("ProcMesh", self)
+        found: ValueMesh[Any] = await in_trio(functions.run)(functions.CALL, procs, function, args, thread)
         return found
 
     @overload
@@ -225,7 +225,7 @@ class RunsFunctions:
         """
         from trimesh.actor import functions  # noqa: PLC0415 - few programs need it
 
-        return await functions.run(functions.CHOOSE, cast("ProcMesh", self), function, args, thread=thread)
+        return await in_trio(functions.run)(functions.CHOOSE, cast("ProcMesh", self), function, args, thread)
 
     @overload
     def map(
@@ -536,10 +536,6 @@ class ProcMesh(MakesTensors, RunsFunctions, Shaped):
         region = await in_trio(members.changes.resize)(label, size)
         return self._seen(region)
 
-    def check_resize(self, label: str, size: int) -> None:
-        """Raise what `resize` would raise for this dimension and size before it changes anything."""
-        self._own_members("resize a mesh in the process that owns it").changes.check(label, size)
-
     def membership(self) -> AbstractAsyncContextManager[AsyncIterator[MembershipView]]:
         """Read the members of this mesh: `async with procs.membership() as views: async for view in views: ...`.
 
@@ -711,6 +707,12 @@ def borrowed_procs(home: BorrowedProcs) -> ProcMesh:
 # ---- `current_view`: the whole mesh as it is now, from a handle on any part of it ------------------------------------
 
 M = TypeVar("M")
+
+
+def check_resize(procs: ProcMesh, label: str, size: int) -> None:
+    """Raise what `resize` would raise for this dimension and size before it changes anything."""
+    members = procs._own_members("resize a mesh in the process that owns it")  # noqa: SLF001 - not for users
+    members.changes.check(label, size)
 
 
 async def current_view(mesh: M) -> M:

@@ -17,7 +17,7 @@ import trio
 from trimesh._runtime.meshes import kill_wanted
 from trimesh._runtime.tasks import in_trio_taking
 from trimesh.actor.actor_mesh import ActorMesh, processes_of
-from trimesh.actor.proc_mesh import ProcMesh, current_view
+from trimesh.actor.proc_mesh import ProcMesh, check_resize, current_view
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch import Replica
 from trimesh.service.pool.engine import PoolEngine
@@ -126,7 +126,7 @@ class ElasticReplicas:
 
     def check(self, replicas: int) -> None:
         """Raise `ShapeError` or `RuntimeError` if the processes could not have this size."""
-        self._procs.check_resize(self._along, replicas)
+        check_resize(self._procs, self._along, replicas)
 
     async def resize(self, replicas: int) -> None:
         engine = self._engine

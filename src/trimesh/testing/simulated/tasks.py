@@ -369,12 +369,12 @@ def _end(runner: Any, task: Any) -> None:
         task._next_send_fn = _ENDED.send  # noqa: SLF001
         return
     abort, task._abort_func = task._abort_func, None  # noqa: SLF001
-    is_aborted = abort is not None and abort(_raise_killed) is trio.lowlevel.Abort.SUCCEEDED
-    if task._next_send_fn is not None:  # noqa: SLF001 - the abort has scheduled it
-        return
-    if is_parent or is_aborted or not is_in_thread:
+    # A task that waits for its children would keep the error, whose frames hold what the caller has.
+    is_aborted = not is_parent and abort is not None and abort(_raise_killed) is trio.lowlevel.Abort.SUCCEEDED
+    if is_in_thread and not is_aborted:
+        return  # the thread reschedules the task when it is over
+    if task._next_send_fn is None:  # noqa: SLF001 - else the abort has scheduled it
         runner.reschedule(task)
-    # A wait for a system thread cannot be aborted: it reschedules the task when it is over.
 
 
 def _raise_killed() -> NoReturn:
