@@ -33,8 +33,8 @@ elif what == "refuse":
     while True:
         time.sleep(600)
 elif what == "again":
-    print("attempt", json.dumps([rank, attempt, os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_RUN_ID"]]))
-    sys.stdout.flush()
+    said = json.dumps([rank, attempt, os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_RUN_ID"]])
+    print(f"attempt {said}\n", end="", flush=True)  # in one write: a signal may end it at any moment
     if attempt != rest[0]:
         if rest[1:] == ["wait"]:
             time.sleep(600)
