@@ -478,7 +478,7 @@ def _place(member: MemberMetrics, own: dict[str, Any]) -> dict[str, Any]:
 def _series(member: MemberMetrics, proc: str, own: dict[str, Any] | None) -> Iterator[observed.MetricRow]:
     if not member.size:
         return
-    place = {"proc": proc, **_place(member, own or {})}
+    place: dict[str, Any] = {"proc": proc, **_place(member, own or {})}
     for name, (_, at, step, _, values) in list(member.latest.items()):
         yield observed.MetricRow(metric=name, value=_real(values[name]), at=at, step=step, **place)
     for name, total in list(member.totals.items()):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -114,14 +115,16 @@ def put_hosts_info_together(*fields: Any) -> HostsInfo:
     Raises:
         ProtocolError: It is none.
     """
-    info = HostsInfo(*fields)
-    names: Any = info.names
-    is_right = isinstance(info.whole, Region) and isinstance(names, list | tuple) and isinstance(info.parts, dict)
+    info: Any = HostsInfo(*fields)
+    given: Any = info.names
+    is_right = isinstance(info.whole, Region) and isinstance(given, list | tuple) and isinstance(info.parts, dict)
     if not (is_right and all(type(number) is int for number in (info.number, info.owner, info.family))):
         raise ProtocolError("a handle on hosts must have their numbers, region, names and parts")
+    names = cast("Sequence[Any]", given)
     if len(names) < info.whole.base.nelements or not all(isinstance(name, str) for name in names):
         raise ProtocolError("a handle on hosts must have the name of each host")
-    return info
+    found: HostsInfo = info
+    return found
 
 
 def _policy_kind(name: str, cls: type[FailFast | Isolate | Restart | Backoff]) -> ValueKind:
@@ -129,7 +132,8 @@ def _policy_kind(name: str, cls: type[FailFast | Isolate | Restart | Backoff]) -
         if not isinstance(fields, dict):
             raise ProtocolError(f"a {name} must be the values of its fields")
         try:
-            return cls(**fields)
+            made: Any = cls
+            return made(**fields)
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a {name} cannot be read: {error}") from error
 

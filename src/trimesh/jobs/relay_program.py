@@ -64,7 +64,7 @@ class RelayedConnections:
         self.parent = parent
         self.count = 0
         self.heard_at = loop.time()
-        self.ended = loop.create_future()  # type: Any
+        self.ended: Any = loop.create_future()
 
     def hear(self) -> None:
         if os.read(0, READ_BYTES):

@@ -192,8 +192,8 @@ async def _shown(
     Returns:
         Their results, or the error of `output`.
     """
-    hosts = [place.host for place in (await launchers.place.call()).values()]
-    points = list(launchers.points())
+    hosts: list[Any] = [place.host for place in (await launchers.place.call()).values()]
+    points: list[Any] = list(launchers.points())
     results, errors, failures = list[Any](), list[Exception](), list[MeshErrorGroup]()
     item: Any = Lines
     async with open_channel(item, capacity=limits.COMMAND_BATCHES) as (port, receiver), trio.open_nursery() as nursery:
@@ -538,7 +538,7 @@ async def _run_teed(command: Sequence[str], options: Mapping[str, Any]) -> tuple
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tee, reader, tail)
         try:
-            given = {"stdin": subprocess.DEVNULL, **options}
+            given: dict[str, Any] = {"stdin": subprocess.DEVNULL, **options}
             done.append(await run_process(command, check=False, stderr=writer, **given))
         finally:
             os.close(writer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,7 @@ from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.plain_numbers import real_number, whole_number
-from trimesh.shape.extent import Extent
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
@@ -292,22 +292,33 @@ def _options_from(said: Mapping[str, Any]) -> ProcOptions:
         ProtocolError: They are none.
     """
     try:
-        env, output, grace = said["env"], said["output"], real_number(said["grace"])
+        env: Any = said["env"]
+        output: Any = said["output"]
+        grace = real_number(said["grace"])
         if grace is None:
             raise ValueError("grace must be a number")
         return ProcOptions(
-            (lambda point: env[point.rank]) if isinstance(env, list) else env,
+            _by_rank(env) if isinstance(env, list) else env,
             said["setup"],
             said["python"],
             tuple(said["preload"]),
             grace,
-            (lambda point: _output(output[point.rank])) if isinstance(output, list) else _output(output),
+            _by_rank(_outputs(output)) if isinstance(output, list) else _output(output),
             seed=said["seed"],
             shared=bool(said["shared"]),
             settings=reread(),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"options of processes on shared hosts cannot be read: {error!r}") from error
+
+
+def _by_rank(values: Any) -> Callable[[Point], Any]:
+    """Return the function of a point that has these values."""
+    return lambda point: values[point.rank]
+
+
+def _outputs(sent: Any) -> list[Any]:
+    return [_output(one) for one in sent]
 
 
 def _output(sent: tuple[str, bytes]) -> Any:

@@ -248,7 +248,8 @@ class Places:
         """Return the block that owns processes here, and their hosts by rank.
 
         Args:
-            owned, job: Of the host mesh that `spawn_procs` is called on.
+            owned: Block of the host mesh that `spawn_procs` is called on.
+            job: Hosts of that mesh; None for this machine.
 
         Raises:
             ValueError: The placement is one of other hosts.

@@ -76,7 +76,7 @@ class AttachedPods(Job):
     def place_of(self, pod: words.Pod) -> int | None:
         """Return the rank of a pod; None if it has no number there."""
         metadata: Mapping[str, Any] = pod.get("metadata") or {}
-        found = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
+        found: dict[str, Any] = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
         for name in RANKS if self.rank is None else (self.rank,):
             text = str(found.get(name, ""))
             if text.isascii() and text.isdecimal():
