@@ -241,7 +241,7 @@ async def open_service(
         await weights.publish(TinyModel().state_dict())
         engines = await procs.spawn("engines", Engine, weights, step_seconds)
         route = Affinity(lambda prompt, *_: prompt[:32])  # equal beginnings go to one replica
-        health = Health(Engine.ping, kill=True)
+        health = Health(Engine.ping, then="replace")
         opening = open_pool(engines, along="replica", route=route, concurrency=concurrency, queue=queue, health=health)
         yield Service(procs, engines, await stack.enter_async_context(opening), weights)
 
