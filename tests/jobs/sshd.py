@@ -11,8 +11,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+import trio
 from tests.jobs.ports import free_ports
 from tests.patience import HANG_SECONDS
+
+from trimesh import MeshErrorGroup, SpawnError, jobs, leaves
 
 _PRIVILEGES = Path("/run/sshd")
 """A folder that sshd wants to exist where root runs it."""
@@ -138,3 +142,13 @@ class SSHServer:
         """End it."""
         self._process.terminate()
         self._process.wait()
+
+
+async def failure_of(job: jobs.SSHJob) -> str:
+    """Enter a job that cannot start, and return its one error."""
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with job:
+            pytest.fail("the job has started")
+    first, *_ = leaves(caught.value)
+    assert isinstance(first, SpawnError)
+    return str(first)

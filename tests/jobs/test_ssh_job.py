@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import trio
 from tests.jobs.orphans import check_killed_program
-from tests.jobs.sshd import SSHServer, missing
+from tests.jobs.sshd import SSHServer, failure_of, missing
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of, wait_gone
 
-from trimesh import Actor, HostLost, MeshErrorGroup, SpawnError, endpoint, leaves
+from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves
 
 pytest.importorskip("cryptography")
 
@@ -67,16 +67,6 @@ class Worker(Actor):
     @endpoint
     async def sleep(self) -> None:
         await trio.sleep_forever()
-
-
-async def failure_of(job: jobs.SSHJob) -> str:
-    """Enter a job that cannot start, and return its one error."""
-    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
-        async with job:
-            pytest.fail("the job has started")
-    first, *_ = leaves(caught.value)
-    assert isinstance(first, SpawnError)
-    return str(first)
 
 
 async def test_hosts_by_ssh_are_a_mesh_and_nothing_is_left(server: SSHServer) -> None:

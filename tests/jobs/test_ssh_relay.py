@@ -14,11 +14,11 @@ import attrs
 import pytest
 import trio
 from tests.jobs.network.observing import needs_network
-from tests.jobs.sshd import SSHServer, missing
+from tests.jobs.sshd import SSHServer, failure_of, missing
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import wait_gone
 
-from trimesh import Actor, HostLost, MeshErrorGroup, Restart, SpawnError, endpoint, leaves
+from trimesh import Actor, HostLost, MeshErrorGroup, Restart, endpoint, leaves
 
 pytest.importorskip("cryptography")
 
@@ -186,15 +186,6 @@ async def test_login_node_that_stays_away_is_a_lost_host(cluster: Cluster) -> No
 
 def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-
-
-async def failure_of(job: jobs.SSHJob) -> str:
-    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
-        async with job:
-            pytest.fail("the job has started")
-    first, *_ = leaves(caught.value)
-    assert isinstance(first, SpawnError)
-    return str(first)
 
 
 async def test_what_keeps_a_relay_from_starting_is_said(cluster: Cluster, tmp_path: Path) -> None:
