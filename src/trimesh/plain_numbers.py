@@ -5,6 +5,7 @@ Messages, sizes and loops use only `int` and `float`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
@@ -34,6 +35,12 @@ def real_number(value: object) -> float | None:
         return float(number)
     except (OverflowError, TypeError, ValueError):
         return None
+
+
+def positive_real(value: object) -> float | None:
+    """Return a finite number above 0 as a float; for anything else None."""
+    found = real_number(value)
+    return found if found is not None and 0 < found < math.inf else None
 
 
 def plain_whole(value: Any) -> Any:

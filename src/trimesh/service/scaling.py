@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from trimesh import limits
-from trimesh.plain_numbers import plain_real, plain_whole, real_number
+from trimesh.plain_numbers import plain_real, plain_whole, positive_real
 
 if TYPE_CHECKING:
     from trimesh.service.pool.pool import PoolStatistics
@@ -36,8 +36,8 @@ class Requests:
     """
 
     def __init__(self, per_replica: float) -> None:
-        found = real_number(per_replica)
-        if found is None or not 0 < found < math.inf:
+        found = positive_real(per_replica)
+        if found is None:
             raise ValueError(f"Requests needs a number above 0 for one replica, got {per_replica!r}")
         self.per_replica = found
 
@@ -61,8 +61,8 @@ class LatencyTarget:
     """
 
     def __init__(self, p95: float) -> None:
-        found = real_number(p95)
-        if found is None or not 0 < found < math.inf:
+        found = positive_real(p95)
+        if found is None:
             raise ValueError(f"LatencyTarget needs seconds above 0, got {p95!r}")
         self.p95 = found
 

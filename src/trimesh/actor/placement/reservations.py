@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from trimesh._runtime.system import GPU, HostShare, Inventory
+from trimesh._runtime.system import HostShare, Inventory
 from trimesh._runtime.values import MeshInfo
 from trimesh._supervision.placement import Capacity, Demand, GPUCapacity, Shortage, Spot, solve
 from trimesh.context_managers import asynccontextmanager
@@ -58,7 +58,7 @@ class Taken(msgspec.Struct, frozen=True):
     memory: int
 
 
-class Resources(msgspec.Struct, frozen=True):
+class Resources(Inventory, frozen=True):
     """Resources of one host, as `hosts.resources()` returns them.
 
     Attributes:
@@ -73,14 +73,6 @@ class Resources(msgspec.Struct, frozen=True):
         taken: Reservations of this program's placements.
     """
 
-    cpus: tuple[int, ...]
-    nodes: tuple[int, ...]
-    cpu_limit: float | None
-    memory: int
-    memory_free: int
-    gpus: tuple[GPU, ...]
-    no_gpus: str
-    labels: Mapping[str, str]
     taken: tuple[Taken, ...] = ()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh.errors import MeshErrorGroup, text_of
-from trimesh.plain_numbers import plain_real, real_number
+from trimesh.plain_numbers import positive_real, real_number
 from trimesh.service.scaling import LatencyTarget, Requests, ScaleBy, Scaler
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class Autoscaling:
         every: float,
         statistics: Callable[[], PoolStatistics],
     ) -> None:
-        every = plain_real(every)
-        if not 0 < every < math.inf:
+        seconds = positive_real(every)
+        if seconds is None:
             raise ValueError(f"autoscale needs every > 0 seconds, got {every!r}")
         if not isinstance(by, Requests | LatencyTarget) and not callable(by):
             raise TypeError(
@@ -59,7 +59,7 @@ class Autoscaling:
         self._engine = engine
         self._scaler = scaler
         self._by = by
-        self._every = every
+        self._every = seconds
         self._statistics = statistics
         self._target: int | None = None  # size of the resize under way
         self._shrinking: trio.CancelScope | None = None
