@@ -95,7 +95,7 @@ class Correspondent(Actor):
             for number in numbers:
                 await port.send(message(self.own, receiver, number))
         except trio.BrokenResourceError as error:
-            if not isinstance(error.__cause__, trimesh.ProcDied):
+            if not isinstance(error.__cause__, (trimesh.ProcDied, trimesh.HostLost)):
                 raise
 
     @endpoint(concurrency=4)
