@@ -59,7 +59,9 @@ async def test_partition_of_two_of_three_hosts_is_concluded_by_both_sides() -> N
         1: ("lease", "net/1", {"hosts": 1}),
         2: ("lease", "net/2", {"hosts": 2}),
     }
-    assert [job.agents[host].exit_code for host in (1, 2)] == [1, 1], "0 is the exit code of one that was told to end (H2)"
+    assert [job.agents[host].exit_code for host in (1, 2)] == [1, 1], (
+        "0 is the exit code of one that was told to end (H2)"
+    )
 
 
 async def test_connection_that_is_not_acknowledged_is_dialled_again() -> None:
