@@ -16,10 +16,10 @@ TESTS = Path(__file__).parent
 CITATION = re.compile(r"\b([A-Z]\d{1,2})\b")
 
 PAGE = TESTS.parent / "docs" / "SEMANTICS.md"
-RULE = re.compile(r"^(?:\| ([A-Z]\d\d) \||- <a id=\"([A-Z]\d\d?)\"></a>\*\*\2\*\*)", re.MULTILINE)
-"""A promise is a row of a table, a rule an item of a list, with an anchor of its name."""
+RULE = re.compile(r"^- (?:\*\*([A-Z]\d\d)\*\*|<a id=\"([A-Z]\d\d?)\"></a>\*\*\2\*\*)", re.MULTILINE)
+"""A promise and a rule are items of a list, a rule with an anchor of its name."""
 
-RULES = [row or item for row, item in RULE.findall(PAGE.read_text())]
+RULES = [promise or rule for promise, rule in RULE.findall(PAGE.read_text())]
 
 SIM, REAL = "sim", "real"
 
