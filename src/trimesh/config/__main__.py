@@ -17,21 +17,21 @@ _HEAD: Final = """\
 
 Printed by `python -m trimesh.config`; change `src/trimesh/config/settings.py` instead.
 
-A setting counts where a call does not give the value itself. Each layer overrides the one before:
+Each layer overrides the one before:
 
 1. the default;
 2. a file: the table `[tool.trimesh]` of `pyproject.toml`, or all of `trimesh.toml`; the nearest one, from the working
    directory of the program upwards, `trimesh.toml` before `pyproject.toml`. It is searched for once, when the first
    setting is needed. `TRIMESH_CONFIG` names another file; empty, none;
-3. variables of the environment, `TRIMESH_*`; an empty one is ignored. They are read again by each `spawn_procs`,
-   and when the outermost block is entered;
-4. `with trimesh.configured(grace=30):`, for what the task does in the block, and the tasks that it starts there;
+3. variables of the environment, `TRIMESH_*`, unless empty. Each `spawn_procs` reads them again, and so does entering
+   the outermost block;
+4. `with trimesh.configured(grace=30):`, for the task in the block, and tasks that it starts there;
 5. a parameter, such as `spawn_procs(..., grace=30)`.
 
-Spawned processes inherit the settings of the process that spawns them, whatever files and variables they find; `env=`
-may set `TRIMESH_*` variables for them. `trimesh.config.current()` returns the settings that count where it is called, a
-frozen struct. An unknown setting, or a wrong value, raises `trimesh.ConfigError`. So does a file that belongs to
-neither this user nor root, or that every user may write: it could make the program run code.
+Spawned processes inherit the settings of the spawning process, not those of files and variables that they find; `env=`
+may set `TRIMESH_*` variables for them. `trimesh.config.current()` returns the current settings, a frozen struct. An
+unknown setting, or a wrong value, raises `trimesh.ConfigError`. So does a file of another user but root, or one that
+every user may write: it could make the program run code.
 
 `spin`, `rdma`, `rdma_address`, `ucx`, `host_id` and `stall_after` count for a process as it starts, and in the program
 itself when its outermost block is entered; `native_lib` and `libssl` when those libraries are loaded.

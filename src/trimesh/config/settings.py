@@ -120,11 +120,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `off` unpickles nothing; values then travel by annotations, which endpoints must have."""
     preload: Annotated[tuple[str, ...], names()] = ()
     """Modules imported once, before processes are forked. For `preload=`.
-    Their import delays the first mesh; processes need no import of their own, and share the memory.
+    Their import delays the first mesh; processes share its memory.
     Default: none."""
     spawn_seconds: Annotated[float, seconds(may_wait=True)] = limits.SPAWN_SECONDS
     """Time limit from the request for a process to its first message, with imports of `preload`, without `setup`.
-    A longer time is for slow disks and large images; a shorter one reports a start that hangs sooner."""
+    Raise it for slow disks and large images; a shorter time reports a hanging start sooner."""
     abandon_after: Annotated[float | None, seconds(may_be_none=True)] = None
     """Wait of a cancelled caller for acknowledgements. For `options(abandon_after=)`.
     A shorter wait returns sooner from hung actors, whose calls may still run.
@@ -147,7 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Default: all; `tcp` only if no process may read another's memory."""
     rdma_address: Annotated[str, text("an IP address of this host", is_address=True)] = ""
     """Address at which a process listens for `tcp`.
-    Any process that reaches the address can connect; only one that has a handle is served.
+    Any process that reaches it can connect; only one with a handle is served.
     Default: 127.0.0.1."""
     ucx: Annotated[str, text("a file or folder")] = ""
     """The library UCX (1.11 or newer), or its folder.
@@ -183,20 +183,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `auto` shows it if stderr is a terminal, and in notebooks; `on` also logs a line every ten seconds elsewhere."""
     traceback: Annotated[str, choice("short", "full")] = "short"
     """Frames of this library in tracebacks: `short` leaves them out.
-    `full` shows the path of an error through it: for bugs of trimesh, and for work on it."""
+    `full` shows them, for work on trimesh."""
     debug: Annotated[str, choice("on", "post-mortem", "off")] = "on"
     """Debugging of workers: `breakpoint()`, and with `post-mortem` also errors of endpoints, wait for `trimesh debug`.
     Calls to a held worker wait, too. With `off`, `breakpoint()` in a worker raises an error."""
     debug_wait: Annotated[float, seconds()] = limits.DEBUG_WAIT_SECONDS
     """Wait of a held worker for `trimesh debug`; then it goes on.
-    A longer wait leaves more time to attach; a shorter one delays an unattended run less."""
+    A shorter wait delays an unattended run less."""
     job: Annotated[str, text("the name of a job of the file")] = ""
     """Table `[jobs.NAME]` of the file from which `trimesh.jobs.default()` makes a job.
-    The same script then runs on the hosts of that job.
     Default: none: `LocalJob(1)`, one agent on this machine."""
     labels: Annotated[tuple[str, ...], names()] = ()
     """Labels of a host, for `Need(labels=)`: `zone=a,disk=nvme`. Hosts of a job read them from their environment.
-    Processes that need a label are placed on hosts that have it.
     Default: none."""
     nvml: Annotated[str, text("a file")] = ""
     """The library NVML of NVIDIA's driver, which lists GPUs. Hosts of a job read it from their environment.
