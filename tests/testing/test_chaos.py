@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 import trio
+from tests.conformance.vault import Reader
 from tests.rows import rows
 from tests.testing.actors import Worker, run_body
 
@@ -72,7 +74,7 @@ def test_liveness_fails_without_progress():
 
 
 def test_steps_of_a_seed_are_a_swarm():
-    plan = ChaosPlan(tuple((kind, 1.0) for kind in KINDS), (1.0, 2.0), 1)
+    plan = ChaosPlan(tuple((kind, 1.0) for kind in list(KINDS)[:7]), (1.0, 2.0), 1)
     found = Counter()
     for seed in range(100):
         steps = plan.steps(stream(seed, "chaos"))
@@ -84,9 +86,95 @@ def test_steps_of_a_seed_are_a_swarm():
     assert len(found) > 2, "each seed has kinds of its own"
 
 
+TEXTS = {
+    "kill": r"kill procs\[gpus=\d\]: sigkill",
+    "stop": r"kill procs\[gpus=\d\]: sigstop",
+    "partition": r"partition controller - procs\[gpus=\d\]: both",
+    "delay": r"link controller - procs\[gpus=\d\]: delay",
+    "lag": r"loop procs\[gpus=\d\]: lag",
+    "slow": r"processor procs\[gpus=\d\]: slow",
+    "transfer": r"transfer procs\[gpus=\d\] nth=1: delays",
+    "one_way": r"partition controller - procs\[gpus=\d\]: (a_to_b|b_to_a)",
+    "between": r"partition procs\[gpus=\d\] - procs\[gpus=\d\]: both",
+    "duplicate": r"link controller - procs\[gpus=\d\]: duplicate",
+    "reorder": r"link controller - procs\[gpus=\d\]: reorder",
+    "clock": r"clock procs\[gpus=\d\]: jump",
+    "spawn": r"spawn nth=1: launch",
+}
+RESTART = trimesh.Restart("one_for_one", intensity=1000, period=60)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_fault_is_caused(kind: str):
+    """Of members that are not spared; processes are started anew where one is killed."""
+
+    async def body(chaos, fault_log):
+        async with (
+            this_host().spawn_procs({"gpus": 3}, supervision=RESTART) as procs,
+            trimesh.rdma.RDMABuffer(bytearray(10)) as memory,
+        ):
+            readers = await procs.spawn("readers", Reader)
+            plan = chaos.plan(**{"kill": float(kind == "spawn"), kind: 1.0}, every=(0.5, 2), spare=procs.slice(gpus=1))
+            async with chaos.safety(plan, duration=15, of=procs):
+                while True:
+                    await readers.read.call_settled(memory)
+                    await trio.sleep(0.2)
+        said = [str(fired.fault) for fired in fault_log]
+        assert not any(text.startswith(("kill", "loop", "clock")) and "gpus=1" in text for text in said)
+        chaos.sometimes("caused", any(re.match(TEXTS[kind], text) for text in said))
+
+    run_simulated(item(body, 12 if kind == "spawn" else 4, ("caused",)))
+
+
+@simulate(seeds=SEEDS, per_host={"gpus": 3})
+async def test_partitions_within_their_bounds_end_no_lease(mesh, chaos):
+    w = await mesh.spawn("w", Worker)
+    plan = chaos.plan(partition=1, one_way=1, every=(0.5, 2), bounds=dict.fromkeys(("partition", "one_way"), (0.1, 3)))
+    async with chaos.safety(plan, duration=60):
+        while True:
+            await w.step.call()  # raises if a member is given up
+            await trio.sleep(0.2)
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=SEEDS, per_host={"gpus": 3}, supervision=RESTART, sometimes=("cut off",))
+async def test_nemesis_finds_its_victim_itself(mesh, chaos, faults):
+    """The same on each back end."""
+    w = await mesh.spawn("w", Worker)
+    ranks = set[int]()
+
+    async def cut_off_the_busiest(seconds: float) -> None:
+        counts = await w.count.call()
+        ((_, busiest),) = [max((count, point["gpus"]) for point, count in counts.items())]
+        async with faults.partition("controller", mesh.slice(gpus=busiest)):
+            await trio.sleep(seconds)
+        ranks.add(busiest)
+
+    nemeses = {cut_off_the_busiest: 1.0}
+    plan = chaos.plan(nemeses=nemeses, every=(0.1, 0.2), bounds={"cut_off_the_busiest": (0.01, 0.2)})
+    async with chaos.safety(plan, duration=2):
+        for number in range(20):
+            await w.slice(gpus=number % 3).step.call()
+            await trio.sleep(0.1)
+    chaos.sometimes("cut off", ranks)
+    async with chaos.liveness(within=10):
+        await w.step.call()
+
+
+async def cut_off_the_first(seconds: float) -> None:
+    raise NotImplementedError(seconds)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({}, "at least one kind"), ({"kill": 1, "every": (2, 1)}, "every"), ({"stop": 1, "max_down": 0}, "max_down")],
+    [
+        ({}, "at least one kind"),
+        ({"kill": 1, "every": (2, 1)}, "every"),
+        ({"stop": 1, "max_down": 0}, "max_down"),
+        ({"stop": 1, "bounds": {"partition": (0, 1)}}, "kinds that have a weight, stop, got 'partition'"),
+        ({"stop": 1, "bounds": {"stop": (2, 1)}}, "a shortest and a longest duration"),
+        ({"nemeses": {cut_off_the_first: -1}}, "cut_off_the_first"),
+    ],
 )
 def test_wrong_plan_is_refused(options, text):
     async def body(chaos):

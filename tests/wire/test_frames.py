@@ -56,10 +56,12 @@ def test_frames_that_the_user_has_called_stay() -> None:
     assert names(without_own_frames(error)) == ["app.py", "contextlib.py", "trio.py", "fail"]
 
 
-def test_error_that_the_library_raises_by_intent_has_frames_of_the_user_alone() -> None:
-    refuse = in_package("trimesh.inside", "def run():\n    raise TypeError('write it so')\n")
+@pytest.mark.parametrize("error", ["TypeError('write it so')", "type('LivenessError', (AssertionError,), {})('slow')"])
+def test_error_that_the_library_raises_by_intent_has_frames_of_the_user_alone(error: str) -> None:
+    refuse = in_package("trimesh.inside", f"def run():\n    raise {error}\n")
 
-    assert names(without_own_frames(caught(users, refuse))) == ["app.py"]
+    assert names(shown := without_own_frames(caught(users, refuse))) == ["app.py"]
+    assert not hasattr(shown, "__notes__")
 
 
 @pytest.mark.parametrize(

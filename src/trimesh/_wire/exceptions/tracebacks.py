@@ -161,7 +161,7 @@ def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
     last = frames[-1]
     package = _package(last)
     if package == OURS:
-        return isinstance(error, AssertionError) or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
+        return type(error) is AssertionError or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
     if package not in BELOW or package in _RAISES:
         return False
     callers = (_package(frame) for frame in reversed(frames))

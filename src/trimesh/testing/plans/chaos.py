@@ -10,7 +10,7 @@ steps that it needs.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, overload
 
@@ -20,12 +20,12 @@ import trio
 from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.testing.plans.determinism import stream
-from trimesh.testing.plans.fault import Fault, Moment, Place, Where, checked_amount
-from trimesh.testing.plans.faults import Faults
+from trimesh.testing.plans.fault import Direction, Fault, Moment, Place, Where, checked_amount
+from trimesh.testing.plans.faults import Faults, Members
 from trimesh.testing.plans.link_faults import LinkFault, Partition
 from trimesh.testing.plans.plan import checked_series
-from trimesh.testing.plans.process_faults import Death, LoopLag, ProcessorFault
-from trimesh.testing.plans.system_faults import TransferFault
+from trimesh.testing.plans.process_faults import ClockFault, Death, LoopLag, ProcessorFault
+from trimesh.testing.plans.system_faults import SpawnFault, TransferFault
 
 T = TypeVar("T")
 
@@ -41,15 +41,19 @@ class Strike:
 
     Attributes:
         victim: The member.
+        other: Another member, or the controller where there is none.
         seconds: Duration of the fault.
         late: Delay in seconds, for faults that delay.
         moment: When a killed member ends.
+        direction: What a partition in one direction stops.
     """
 
     victim: Where
+    other: Where
     seconds: float
     late: float
     moment: Moment
+    direction: Direction
 
 
 KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
@@ -60,11 +64,17 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "lag": lambda one: LoopLag(one.victim, one.seconds),
     "slow": lambda one: ProcessorFault(one.victim, one.late),
     "transfer": lambda one: TransferFault(one.victim, times=TRANSFERS, seconds=one.late),
+    "one_way": lambda one: Partition(CONTROLLER, one.victim, one.direction),
+    "between": lambda one: Partition(one.other, one.victim),
+    "duplicate": lambda one: LinkFault(CONTROLLER, one.victim, "duplicate", DUPLICATED),
+    "reorder": lambda one: LinkFault(CONTROLLER, one.victim, "reorder", one.late),
+    "clock": lambda one: ClockFault(one.victim, jump=one.seconds if one.direction == "a_to_b" else -one.seconds),
+    "spawn": lambda one: SpawnFault(1, "launch"),
 }
 """Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
-SLOW: Final = ("delay", "slow", "transfer")
-"""Kinds that make a member slow: it counts as up."""
+STAYS_UP: Final = frozenset(("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn"))
+"""Kinds under which a member counts as up: `max_down` does not limit them."""
 
 SWARM: Final = 0.5
 """Probability with which a seed includes a kind; at least one kind is included."""
@@ -72,14 +82,25 @@ SWARM: Final = 0.5
 LONGEST_SECONDS: Final = 2 * limits.LEASE_SECONDS
 """Longest stop, partition or other lasting fault: half of them end a lease."""
 
+DUPLICATED: Final = 0.5
+"""Probability with which a link delivers a message twice: two in a row are then as likely as one."""
+
 DELAY_SECONDS: Final = 0.5
 """Longest delay by a slow link, of a transfer of a buffer, or of the start of an endpoint."""
+
+VICTIM_STEPS: Final = 1_000
+"""Steps of the number that chooses a victim; its place within a step chooses the other member and the direction. One
+draw does for both, so that seeds of older plans draw what they drew."""
 
 FIRST_MESSAGES: Final = 50
 """Most messages before the first fault over real processes: it occurs in a body of some dozen calls."""
 
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
+
+
+Nemesis = Callable[[float], Awaitable[None]]
+"""A fault that a test makes itself, for so many seconds: it finds whom to hit, plans faults, waits and heals."""
 
 
 class LivenessError(AssertionError):
@@ -93,7 +114,7 @@ class ChaosStep:
     Attributes:
         number: Its number, from 0.
         after: Seconds since the previous one.
-        kind: One of `KINDS`.
+        kind: One of `KINDS`, or the name of a nemesis.
         victim: Number from 0 to 1 that selects the member.
         seconds: Its duration.
     """
@@ -113,11 +134,17 @@ class ChaosPlan:
         weights: Relative weight of each kind.
         every: Shortest and longest pause between two faults, in seconds.
         max_down: Members that may be dead, stopped or cut off at one time.
+        spare: Members that no fault hits.
+        bounds: Shortest and longest duration of faults of a kind, in seconds, in place of 0 and `LONGEST_SECONDS`.
+        nemeses: Functions that make faults of their own, by name.
     """
 
     weights: tuple[tuple[str, float], ...]
     every: tuple[float, float]
     max_down: int
+    spare: tuple[Members, ...] = ()
+    bounds: Mapping[str, tuple[float, float]] = attrs.field(factory=dict[str, tuple[float, float]])
+    nemeses: Mapping[str, Nemesis] = attrs.field(factory=dict[str, Nemesis])
 
     def steps(self, draw: random.Random) -> Iterator[ChaosStep]:
         """Yield the faults of one seed, without end."""
@@ -126,7 +153,7 @@ class ChaosPlan:
         number = 0
         while True:
             (kind,) = draw.choices(kinds, weights)
-            seconds = draw.uniform(0, LONGEST_SECONDS)
+            seconds = draw.uniform(*self.bounds.get(kind, (0, LONGEST_SECONDS)))
             yield ChaosStep(number, draw.uniform(*self.every), kind, draw.random(), seconds)
             number += 1
 
@@ -158,8 +185,17 @@ class Chaos:
         lag: float = 0.0,
         slow: float = 0.0,
         transfer: float = 0.0,
+        one_way: float = 0.0,
+        between: float = 0.0,
+        duplicate: float = 0.0,
+        reorder: float = 0.0,
+        clock: float = 0.0,
+        spawn: float = 0.0,
+        nemeses: Mapping[Nemesis, float] | None = None,
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
+        spare: Members | Sequence[Members] = (),
+        bounds: Mapping[str, tuple[float, float]] | None = None,
     ) -> ChaosPlan:
         """Plan random faults of the members of `mesh`.
 
@@ -171,14 +207,27 @@ class Chaos:
             lag: Weight of a blocked loop, for a while, with heartbeats.
             slow: Weight of computing before each start of an endpoint there, for a while.
             transfer: Weight of delays of the buffer transfers that it makes, for a while.
+            one_way: Weight of a partition of one direction between the controller and it, for a while.
+            between: Weight of a partition between two members, which both reach the controller, for a while.
+            duplicate: Weight of messages between the controller and it that come twice, for a while.
+            reorder: Weight of messages between them that links and lanes reorder, for a while.
+            clock: Weight of a jump of its wall clock, forward or back.
+            spawn: Weight of a failure of the next start of a process.
+            nemeses: Weights of faults that the test makes: `{cut_off_the_leader: 1}`. Each is an async function of the
+                seconds that its fault should last, and heals what it plans; the end of `safety` cancels it.
             every: Shortest and longest pause between two faults, in seconds.
-            max_down: Members that may be dead, stopped or cut off at one time.
+            max_down: Members that may be dead, stopped or cut off at one time, not counting those of `nemeses`.
+            spare: Members that no fault hits: a mesh, a view, coordinates of the fixture `mesh`, or several of these.
+            bounds: Shortest and longest duration of the faults of a kind, in seconds: `{"partition": (0.1, 3)}` ends
+                each before a lease does. By default 0 to twice `limits.LEASE_SECONDS`.
 
         Raises:
-            ValueError: All weights are 0, or a number is out of range.
+            ValueError: All weights are 0, a number is out of range, or `bounds` names no kind of this plan.
         """
-        given = (kill, stop, partition, delay, lag, slow, transfer)
+        given = (kill, stop, partition, delay, lag, slow, transfer, one_way, between, duplicate, reorder, clock, spawn)
         weights: dict[str, float] = dict(zip(KINDS, given, strict=True))
+        own = {nemesis.__name__: nemesis for nemesis in nemeses or {}}
+        weights.update({nemesis.__name__: weight for nemesis, weight in (nemeses or {}).items()})
         chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights.items() if weight)
         if not chosen:
             raise ValueError(f"chaos.plan needs a weight of at least one kind of fault, got none of {', '.join(KINDS)}")
@@ -186,7 +235,15 @@ class Chaos:
             raise ValueError(f"every must be a shortest and a longest pause in seconds, got {every!r}")
         if max_down < 1:
             raise ValueError(f"max_down must be at least 1, got {max_down!r}")
-        return ChaosPlan(chosen, every, max_down)
+        for kind, (shortest, longest) in (bounds or {}).items():
+            if kind not in dict(chosen):
+                raise ValueError(f"bounds= must name kinds that have a weight, {', '.join(dict(chosen))}, got {kind!r}")
+            if not 0 <= shortest <= longest or not longest:
+                raise ValueError(
+                    f"bounds= must be a shortest and a longest duration, got {kind!r}: {(shortest, longest)!r}"
+                )
+        spared = tuple(spare) if isinstance(spare, Sequence) and not isinstance(spare, str) else (spare,)
+        return ChaosPlan(chosen, every, max_down, spared, dict(bounds or {}), own)
 
     @asynccontextmanager
     async def safety(
@@ -288,27 +345,42 @@ class Chaos:
         for step in steps:
             share = (step.after - shortest) / (longest - shortest) if longest > shortest else 0.5
             await self.faults.executor.pause(step.after, 0 if step.number else 1 + int(share * FIRST_MESSAGES))
-            victims = [self.faults.where(mesh.exclude(_others(mesh, point))) for point in mesh.points()]
-            up = [one for one in victims if self.faults.executor.is_alive(one.places[0]) and not self._is_down(one)]
-            if step.kind not in SLOW and len(victims) - len(up) >= plan.max_down:
+            if step.kind in plan.nemeses:
+                nursery.start_soon(plan.nemeses[step.kind], step.seconds)
                 continue
-            if not up:
+            members = [self.faults.where(mesh.exclude(_others(mesh, point))) for point in mesh.points()]
+            up = [one for one in members if self.faults.executor.is_alive(one.places[0]) and not self._is_down(one)]
+            if step.kind not in STAYS_UP and len(members) - len(up) >= plan.max_down:
                 continue
-            victim = up[int(step.victim * len(up))]
-            late = DELAY_SECONDS * step.seconds / LONGEST_SECONDS or 1e-6
-            moment = self.faults.executor.moment(step.seconds / LONGEST_SECONDS)
-            fault = KINDS[step.kind](Strike(victim, step.seconds or 1e-6, late, moment))
+            spared = {place for spare in plan.spare for place in self.faults.where(spare).places}
+            exposed = [one for one in up if one.places[0] not in spared]
+            if not exposed:
+                continue
+            victim = exposed[int(step.victim * len(exposed))]
+            fault = KINDS[step.kind](self._strike(step, victim, [one for one in up if one != victim]))
             heal = self.faults.plan(fault, key=f"c{self._plans - 1}.{step.number}")
             heals.append(heal)
             if step.kind != "kill":
                 nursery.start_soon(self._heal_after, step, victim, heal)
+
+    def _strike(self, step: ChaosStep, victim: Where, others: list[Where]) -> Strike:
+        share = min(step.seconds / LONGEST_SECONDS, 1.0)
+        fraction = step.victim * VICTIM_STEPS % 1  # of a drawn number, what has not chosen the victim
+        return Strike(
+            victim,
+            others[int(fraction * len(others))] if others else CONTROLLER,
+            step.seconds or 1e-6,
+            DELAY_SECONDS * share or 1e-6,
+            self.faults.executor.moment(share),
+            "a_to_b" if fraction < 0.5 else "b_to_a",
+        )
 
     def _is_down(self, victim: Where) -> bool:
         return self._down.get(victim.places[0], 0) > 0
 
     async def _heal_after(self, step: ChaosStep, victim: Where, heal: Callable[[], None]) -> None:
         place = victim.places[0]
-        counts = step.kind not in SLOW
+        counts = step.kind not in STAYS_UP
         self._down[place] = self._down.get(place, 0) + counts
         try:
             await trio.sleep(step.seconds)
