@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from trimesh.testing.consistency import Inconsistent, check_fresh, check_monotonic, check_once
     from trimesh.testing.histories import (
         History,
         Model,
@@ -40,6 +41,7 @@ _HOMES: Final = {
     "HangError": "simulated.seeded_run",
     "HostNetwork": "real.host_network",
     "History": "histories",
+    "Inconsistent": "consistency",
     "LAUNCHER_CASES": "real.launcher_cases",
     "LauncherSubject": "real.launcher_cases",
     "LivenessError": "plans.chaos",
@@ -59,8 +61,11 @@ _HOMES: Final = {
     "UndecidedError": "histories",
     "UnfiredFault": "plans.plan",
     "UnsupportedFault": "plans.fault",
+    "check_fresh": "consistency",
     "check_launcher": "real.launcher_cases",
     "check_linearizable": "histories",
+    "check_monotonic": "consistency",
+    "check_once": "consistency",
     "open_host_network": "real.host_network",
     "is_bit_exact": "plans.determinism",
     "simulate": "running",
@@ -79,6 +84,7 @@ __all__ = [
     "HangError",
     "History",
     "HostNetwork",
+    "Inconsistent",
     "LauncherSubject",
     "LivenessError",
     "Model",
@@ -94,8 +100,11 @@ __all__ = [
     "UndecidedError",
     "UnfiredFault",
     "UnsupportedFault",
+    "check_fresh",
     "check_launcher",
     "check_linearizable",
+    "check_monotonic",
+    "check_once",
     "is_bit_exact",
     "open_host_network",
     "simulate",
