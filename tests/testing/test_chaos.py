@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from tests.rows import rows
 from tests.testing.actors import Worker, run_body
 
 import trimesh
-from trimesh import ProcDied, this_host
+from trimesh import ProcDied, endpoint, this_host
 from trimesh.testing import simulate
 from trimesh.testing.plans.chaos import KINDS, ChaosPlan, LivenessError
 from trimesh.testing.plans.determinism import stream
@@ -100,12 +101,21 @@ TEXTS = {
     "reorder": r"link controller - procs\[gpus=\d\]: reorder",
     "clock": r"clock procs\[gpus=\d\]: jump",
     "spawn": r"spawn nth=1: launch",
+    "disk": r"disk procs\[gpus=\d\] write nth=1: fails\(ENOSPC\)",
 }
 RESTART = trimesh.Restart("one_for_one", intensity=1000, period=60)
 
 
+class Noter(Reader):
+    @endpoint
+    async def note(self, path: str) -> None:
+        with open(path, "a") as file:  # noqa: ASYNC230 - its disk may be full
+            file.write("noted")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_fault_is_caused(kind: str):
+def test_each_kind_of_fault_is_caused(kind: str, tmp_path: Path):
     """Of members that are not spared; processes are started anew where one is killed."""
 
     async def body(chaos, fault_log):
@@ -113,11 +123,12 @@ def test_each_kind_of_fault_is_caused(kind: str):
             this_host().spawn_procs({"gpus": 3}, supervision=RESTART) as procs,
             trimesh.rdma.RDMABuffer(bytearray(10)) as memory,
         ):
-            readers = await procs.spawn("readers", Reader)
+            readers = await procs.spawn("readers", Noter)
             plan = chaos.plan(**{"kill": float(kind == "spawn"), kind: 1.0}, every=(0.5, 2), spare=procs.slice(gpus=1))
             async with chaos.safety(plan, duration=15, of=procs):
                 while True:
                     await readers.read.call_settled(memory)
+                    await readers.note.call_settled(str(tmp_path / "notes"))
                     await trio.sleep(0.2)
         said = [str(fired.fault) for fired in fault_log]
         assert not any(text.startswith(("kill", "loop", "clock")) and "gpus=1" in text for text in said)

@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import attrs
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.context import execution_context
+from trimesh._runtime.actors.context import context_of_code, execution_context
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
@@ -29,6 +32,7 @@ from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError, place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Point
+from trimesh.testing.plans.disk_faults import FaultyDisk
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
 from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, healed
 from trimesh.testing.plans.process_faults import ProcClock
@@ -72,6 +76,7 @@ class Armed:
     Attributes:
         faults: Faults that have begun here.
         clock: Clock that Python code of this process reads.
+        disk: Disk that Python code of its actors writes to.
     """
 
     proc: Proc
@@ -80,15 +85,19 @@ class Armed:
     point: Point
     faults: ActiveFaults = attrs.field(init=False)
     clock: ProcClock = attrs.field(factory=ProcClock)
+    disk: FaultyDisk = attrs.field(init=False)
     _planner: Peer | None = None
     _heals: dict[int, Heal] = attrs.field(factory=dict[int, Heal])
 
     def __attrs_post_init__(self) -> None:
         self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
+        self.disk = FaultyDisk(_is_in_actor, partial(self.faults.touching, self._place), time.sleep, _kill)
 
     def serve(self) -> None:
         """Accept faults from now on, and report that to the owner of this process."""
         self.proc.sites = self
+        for owner, name, value in self.disk.changes():
+            setattr(owner, name, value)
         self.proc.routes[messages.Arm] = self._arm
         self.proc.routes[messages.Heal] = self._heal
         agent = self.proc.cells[AGENT]
@@ -150,6 +159,15 @@ class Armed:
         del peer, bodies
         self._check(message.token)
         self._heals.pop(message.index, healed)()
+
+
+def _is_in_actor() -> bool:
+    """Return whether the running code is called by an actor, or by a `setup`."""
+    return context_of_code.get() is not None
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tell(peer: Peer, index: int, site: str, where: str) -> None:

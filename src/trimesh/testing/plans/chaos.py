@@ -20,6 +20,7 @@ import trio
 from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.disk_faults import ALWAYS, DiskFault
 from trimesh.testing.plans.fault import Direction, Fault, Moment, Place, Where, checked_amount
 from trimesh.testing.plans.faults import Faults, Members
 from trimesh.testing.plans.link_faults import LinkFault, Partition
@@ -70,10 +71,11 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "reorder": lambda one: LinkFault(CONTROLLER, one.victim, "reorder", one.late),
     "clock": lambda one: ClockFault(one.victim, jump=one.seconds if one.direction == "a_to_b" else -one.seconds),
     "spawn": lambda one: SpawnFault(1, "launch"),
+    "disk": lambda one: DiskFault(one.victim, ("write",), times=ALWAYS, error="ENOSPC"),
 }
 """Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
-STAYS_UP: Final = frozenset(("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn"))
+STAYS_UP: Final = frozenset(("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn", "disk"))
 """Kinds under which a member counts as up: `max_down` does not limit them."""
 
 SWARM: Final = 0.5
@@ -191,6 +193,7 @@ class Chaos:
         reorder: float = 0.0,
         clock: float = 0.0,
         spawn: float = 0.0,
+        disk: float = 0.0,
         nemeses: Mapping[Nemesis, float] | None = None,
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
@@ -213,6 +216,7 @@ class Chaos:
             reorder: Weight of messages between them that links and lanes reorder, for a while.
             clock: Weight of a jump of its wall clock, forward or back.
             spawn: Weight of a failure of the next start of a process.
+            disk: Weight of a full disk, as its actors see it, for a while.
             nemeses: Weights of faults that the test makes: `{cut_off_the_leader: 1}`. Each is an async function of the
                 seconds that its fault should last, and heals what it plans; the end of `safety` cancels it.
             every: Shortest and longest pause between two faults, in seconds.
@@ -224,8 +228,9 @@ class Chaos:
         Raises:
             ValueError: All weights are 0, a number is out of range, or `bounds` names no kind of this plan.
         """
-        given = (kill, stop, partition, delay, lag, slow, transfer, one_way, between, duplicate, reorder, clock, spawn)
-        weights: dict[str, float] = dict(zip(KINDS, given, strict=True))
+        given = (kill, stop, partition, delay, lag, slow, transfer)
+        later = (one_way, between, duplicate, reorder, clock, spawn, disk)
+        weights: dict[str, float] = dict(zip(KINDS, (*given, *later), strict=True))
         own = {nemesis.__name__: nemesis for nemesis in nemeses or {}}
         weights.update({nemesis.__name__: weight for nemesis, weight in (nemeses or {}).items()})
         chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights.items() if weight)

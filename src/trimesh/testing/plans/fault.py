@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.values.endpoint_spec import EndpointSpec
     from trimesh._wire.messages import Message
     from trimesh.testing.plans.armed import Armed
+    from trimesh.testing.plans.disk_faults import Operation, Touch
     from trimesh.testing.plans.faults import Faults
     from trimesh.testing.plans.plan import Planned
     from trimesh.testing.real.run import RealExecutor
@@ -172,6 +173,11 @@ class Fault(ABC):
         del active, place
         return None
 
+    def touching(self, active: ActiveFault, place: Place, operation: Operation) -> Touch | None:
+        """Return what the fault does to an operation on a file of an actor; usually None."""
+        del active, place, operation
+        return None
+
 
 @attrs.frozen
 class MemberFault(Fault):
@@ -277,6 +283,14 @@ class ActiveFaults:
     def linking(self, place: Place) -> None:
         for one in self.active:
             one.fault.linking(one, place)
+
+    def touching(self, place: Place, operation: Operation) -> Touch | None:
+        """Return what the first fault that hits an operation on a file does to it."""
+        for one in self.active:
+            touch = one.fault.touching(one, place, operation)
+            if touch is not None:
+                return touch
+        return None
 
     def moving(self, place: Place) -> Callable[[], Awaitable[None]] | None:
         hits = [hit for one in self.active if (hit := one.fault.moving(one, place)) is not None]

@@ -20,6 +20,7 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError, place_name
 from trimesh.shape.region import Region
 from trimesh.testing.plans.armed import ArmedSetup
+from trimesh.testing.plans.disk_faults import OfDisk
 from trimesh.testing.plans.endpoint_faults import AtEndpoint, OfCall
 from trimesh.testing.plans.fault import (
     Direction,
@@ -129,6 +130,10 @@ class Faults:
     def resources(self, members: Members) -> OfResources:
         """Choose system resources: `faults.resources({"gpus": 1}).fails("EMFILE", nth=2)`."""
         return OfResources(self, self.where(members))
+
+    def disk(self, members: Members) -> OfDisk:
+        """Choose disks: `heal = faults.disk({"gpus": 1}).full()`, `.slow(0.1)`, `.fails("sync")`, `.tears(nth=3)`."""
+        return OfDisk(self, self.where(members))
 
     def transfer(self, members: Members, *, nth: int = 1, times: int = 1) -> OfTransfers:
         """Choose transfers of buffers: `faults.transfer({"gpus": 1}, nth=3).raises(OSError())`, `.delays(0.5)`.

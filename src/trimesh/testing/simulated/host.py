@@ -443,6 +443,7 @@ class SimWire(Delivery):
         jitter: Longest random delay of a message.
         place_of: Function from a process to its place.
         start_soon: Function that starts a task of the simulation.
+        silenced: Places whose messages are lost, and their links with the first: they are killed once their code waits.
     """
 
     draw: random.Random
@@ -451,11 +452,14 @@ class SimWire(Delivery):
     start_soon: Callable[..., None]
     _wired: list[Wired] = attrs.field(factory=list[Wired])
     _holds: list[Hold | HostCut] = attrs.field(factory=list["Hold | HostCut"])
+    silenced: set[Place] = attrs.field(factory=set[Place])
     _disturbed: list[DisturbedWire] = attrs.field(factory=list[DisturbedWire])
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
         """Return the fate of a message under the faults of this link."""
         del lane
+        if self.silenced and self.place_of(source) in self.silenced:
+            return Fate.LOST
         for disturbance in self._on(source, target):
             fate = disturbance.fate((source, target), size)
             if fate is not Fate.ARRIVES:

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import math
 import random
+import signal
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -30,7 +31,9 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.actors.cell import Cell
+from trimesh._runtime.actors.context import set_context
 from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
@@ -43,10 +46,11 @@ from trimesh._wire import messages
 from trimesh.errors import place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.disk_faults import FaultyDisk, Operation, ProcessKilled, Touch
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
 from trimesh.testing.plans.fault import ActiveFaults, Heal, Moment, Place, all_healed
 from trimesh.testing.plans.plan import FaultPlan, Planned
-from trimesh.testing.simulated.guards import own_pid, refused, replaced, with_copies
+from trimesh.testing.simulated.guards import is_in_actor, own_pid, refused, replaced, with_copies
 from trimesh.testing.simulated.host import Hold, SimChild, SimWire, Wired, World
 from trimesh.testing.simulated.job_host import SimJobHost
 from trimesh.testing.simulated.oracles import Oracles, Trace
@@ -206,7 +210,7 @@ class Simulation:
         self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self.start_soon)
         self.faults = ActiveFaults(self.fire, self._name_of)
         self.time = SimTime(self.place_of, self._sleep)
-        self._files = SimFiles()
+        self._files = SimFiles(FaultyDisk(is_in_actor, self._touch, self._compute, self._kill_running))
         self._threads = SimThreads(stream(seed, "threads"), self.time)
         self.numbers = SimRandom(seed, self.time.wall)
         self._moves = stream(seed, "transfers")
@@ -260,6 +264,30 @@ class Simulation:
 
     def _sleep(self, place: Place, seconds: float) -> None:
         self.stick((place,), seconds)
+
+    # ---- disk of the running process -------------------------------------------------------------------------
+
+    def _touch(self, operation: Operation) -> Touch | None:
+        place = self.place_of(current_proc().proc_id)
+        if place in self.wire.silenced:
+            raise ProcessKilled("it was killed in the middle of a write")
+        return self.faults.touching(place, operation)
+
+    def _compute(self, seconds: float) -> None:
+        self.time.spend(self.place_of(current_proc().proc_id), seconds)
+
+    def _kill_running(self) -> None:
+        """Let nothing out of the running process any more, and kill it once its code waits."""
+        child = self.world.children[current_proc().proc_id]
+        self.wire.silenced.add(child.place)
+        self.fell(child)
+
+        async def kill() -> None:
+            set_context(None)  # of the code that is killed
+            child.die(signum=signal.SIGKILL, last_words="simulated")
+            self.wire.silenced.discard(child.place)
+
+        self.start_soon(kill)
 
     # ---- names -----------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh._runtime.life.proc import Proc
 from trimesh._transport.interface import Link, Transport
 from trimesh.ids import ProcId
+from trimesh.testing.plans.disk_faults import FaultyDisk
 from trimesh.testing.simulated.guards import Change, is_in_actor
 from trimesh.testing.simulated.time import SimTime
 
@@ -156,8 +157,9 @@ class _Opened:
 
 @attrs.define(eq=False)
 class SimFiles:
-    """Descriptors that the actors of one run opened."""
+    """Descriptors that the actors of one run opened, on a disk that may be faulty."""
 
+    _disk: FaultyDisk
     _opened: dict[int, _Opened] = attrs.field(factory=dict[int, _Opened])
     _nothing: int | None = None
 
@@ -219,11 +221,13 @@ class SimFiles:
         return open_noted
 
     def changes(self) -> list[Change]:
-        """Return the patches that record descriptors opened by actors."""
+        """Return the patches that record descriptors opened by actors, and ask the disk."""
         names = [name for name in _NUMBERS if hasattr(os, name)]
-        opening = self._opening(io.open)
-        changes: list[Change] = [(os, name, self._numbering(getattr(os, name))) for name in names]
-        return [*changes, (builtins, "open", opening), (io, "open", opening)]
+        asking = {(owner, name): value for owner, name, value in self._disk.changes()}
+        opening = self._opening(asking[io, "open"])
+        noting = {(os, name): self._numbering(asking.get((os, name), getattr(os, name))) for name in names}
+        made = {**asking, **noting, (builtins, "open"): opening, (io, "open"): opening}
+        return [(owner, name, value) for (owner, name), value in made.items()]
 
     def close(self) -> None:
         """Close the replaced descriptors that no file object closes; called when the run ends."""
