@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tests.conformance.meshes import SimBackend
 
 import trimesh
 from trimesh import Actor, ConnectError, Isolate, endpoint, limits, observe, telemetry, this_host
+from trimesh._runtime.flight_feed import FlightRecord
 from trimesh._runtime.history import HistoryFile
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.sampling import SampleBatch, SinkThread, sampling_of
@@ -96,6 +99,27 @@ async def test_run_that_ends_well_removes_its_history(folder: Path):
     assert written_runs(folder) == []
     with pytest.raises(ConnectError, match="no run has a history on this machine"):
         observe.query("select 1")
+
+
+@pytest.mark.real
+async def test_run_goes_on_without_a_history_that_finds_no_descriptor(monkeypatch: pytest.MonkeyPatch, caplog: Any):
+    """Q15: the limit strikes as the module of the history is loaded, beside the spawner's start."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    keep = FlightRecord.keep_history
+
+    async def keep_without_descriptors(record: FlightRecord, seconds: float) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        try:
+            await keep(record, seconds)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    monkeypatch.delitem(sys.modules, "trimesh._runtime.history")
+    monkeypatch.setattr(FlightRecord, "keep_history", keep_without_descriptors)
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        await (await procs.spawn("trainers", Trainer)).step.call(0)
+    assert "no history of this run is kept: " in caplog.text
+    assert "Too many open files" in caplog.text
 
 
 @pytest.mark.real

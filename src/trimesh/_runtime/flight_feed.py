@@ -1,6 +1,6 @@
 """Feed of this process's flight record: opened at the start, written once a second, closed at the end.
 
-KE-1 Failing to open a record does not fail the run; it is logged once.
+KE-1 A record or history that cannot be opened does not fail the run; it is logged once.
 KE-2 Snapshots take at most `limits.RECORD_SHARE` of the time of the process.
 """
 
@@ -69,10 +69,13 @@ class FlightRecord:
 
     async def keep_history(self, seconds: float) -> None:
         """Keep the history of the run beside the record of its controller."""
-        from trimesh._runtime.history import KeptHistory  # noqa: PLC0415 - workers keep none
+        try:
+            from trimesh._runtime.history import KeptHistory  # noqa: PLC0415 - workers keep none
 
-        self._history = KeptHistory(self._proc, self._recorder.path.parent, seconds)
-        await self._history.keep()
+            self._history = KeptHistory(self._proc, self._recorder.path.parent, seconds)
+            await self._history.keep()
+        except Exception as error:  # noqa: BLE001 - out of descriptors or threads, say
+            _log.warning("no history of this run is kept: %s: %s", type(error).__name__, error)
 
     def end_run(self, error: BaseException | None) -> None:
         """End record and history of a controller; remove them after a run without an error.

@@ -22,7 +22,7 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._transport.interface import DownReason, LinkDown
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import LinkLost, SpawnError, leaves
+from trimesh.errors import LinkLost, SpawnError, TrimeshInternalError, leaves
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class Family:
             await lease.ready.wait()
             if lease.error is not None:
                 raise lease.error
-            assert lease.host is not None
+            if lease.host is None:  # its task was cancelled, with the runtime
+                raise TrimeshInternalError("the runtime of this process has failed; please report this")
             yield lease.host
         finally:
             lease.users -= 1
