@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.patience import HANG_SECONDS
 
 import trimesh.blocking as tb
-from trimesh import Actor, Overloaded, RemoteCancelled, configured, endpoint
+from trimesh import (
+    Actor,
+    Backoff,
+    Isolate,
+    Overloaded,
+    RemoteCancelled,
+    Retry,
+    configured,
+    current_rank,
+    endpoint,
+)
 from trimesh.blocking.service import Pool, ReplayBuffer, Slots, face, open_pool, open_replay, open_slots
-from trimesh.service import Health, Paused
+from trimesh.service import Health, Paused, PoolStatistics, Rate, Requests
 
 pytestmark = [pytest.mark.real, pytest.mark.daily]
 
@@ -35,6 +46,21 @@ class Answerer(Actor):
     @endpoint(concurrency=8)
     async def hang(self, gate: Any) -> None:
         await gate.wait.call_one()
+
+    @endpoint(concurrency=8, idempotent=True)
+    async def fail(self, times: int) -> int:
+        """Fail so many times in all; return the number of runs."""
+        self.here += 1
+        if self.here <= times:
+            raise ConnectionError("busy")
+        return self.here
+
+    @endpoint(concurrency=8, idempotent=True)
+    async def hold_on(self, ranks: list[int], gate: Any) -> int:
+        """Wait on some ranks; return the rank."""
+        if current_rank() in ranks:
+            await gate.wait.call_one()
+        return current_rank()
 
     @endpoint(group="health")
     def ping(self) -> None: ...
@@ -74,10 +100,13 @@ def procs() -> Iterator[tb.ProcMesh]:
 
 
 def until(pool: Pool[Any], *, running: int, queued: int = 0) -> None:
+    wait_for(pool, lambda found: (found.running, found.queued) == (running, queued))
+
+
+def wait_for(pool: Pool[Any], condition: Callable[[PoolStatistics], bool]) -> None:
     """Wait for what no event tells."""
     for _ in range(int(HANG_SECONDS / 0.01)):
-        found = pool.statistics()
-        if (found.running, found.queued) == (running, queued):
+        if condition(pool.statistics()):
             return
         threading.Event().wait(0.01)
     raise AssertionError(pool.statistics())
@@ -136,6 +165,78 @@ def test_streams(procs: tb.ProcMesh) -> None:
             pool.stream.answer("a")
         found = pool.statistics()
         assert (found.made, found.succeeded, found.cancelled, found.running) == (4, 3, 1, 0)
+
+
+def test_retries_hedges_and_rates(procs: tb.ProcMesh) -> None:
+    """Y19, Y20, Y21, K06: for threads; a time limit ends each wait."""
+    gate = procs.slice(gpus=0).spawn("lock", Gate)
+    answerers = procs.spawn("triers", Answerer)
+    retry = Retry(2, on=(ConnectionError,), backoff=Backoff(0.001))
+    with open_pool(answerers.slice(gpus=0), retry=retry) as pool:
+        assert pool.fail(2) == 3
+        with pool.map.fail([4] * 2) as results:
+            assert sorted(value for _, value in results) == [5, 6]
+        with pytest.raises(ConnectionError) as caught:
+            pool.fail(99)
+        assert "raised by attempt 3" in caught.value.__notes__[-1]
+    slow = Retry(1, on=ConnectionError, backoff=1_000.0)
+    with open_pool(answerers, route=first_candidate, retry=slow, hedge=0.01) as pool:
+        assert pool.hold_on([0], gate) == 1
+        with pool.paused("wait"):
+            assert [one.running for one in pool.statistics().replicas] == [0, 0]
+        for ask in (lambda: pool.hold_on([0, 1], gate), lambda: pool.fail(99)):
+            with pytest.raises(TimeoutError), tb.fail_after(0.1):
+                ask()
+        found = pool.statistics()
+        assert (found.hedged >= 2, found.cancelled, found.running, found.arriving) == (True, 2, 0, 0)
+    with open_pool(answerers, rate=Rate(20, burst=1)) as pool:
+        with pool.stream.spell("ab") as letters:
+            with pytest.raises(Overloaded, match="rate of 20 a second"):
+                pool.options(when_full="refuse").answer("a")
+            waiting = [pool.answer.submit("a"), pool.answer.submit("b")]
+            assert waiting[0].cancel()
+            assert waiting[1].result(HANG_SECONDS) == "B"
+            with pytest.raises(Overloaded), pool.options(when_full="refuse", cost=2).stream.spell("c"):
+                pass
+            assert list(letters) == ["a", "b"]
+        with pytest.raises(TimeoutError), tb.fail_after(0.0), pool.stream.spell("d"):
+            pass
+        assert (pool.statistics().refused, pool.statistics().arriving) == (2, 0)
+
+
+def test_replica_that_is_taken_away_lets_its_streams_end() -> None:
+    """Y14, Y18, K06: a thread reads on while others leave, or the load asks for fewer replicas."""
+    with configured(history=0), tb.spawn_procs({"replica": 2}, supervision=Isolate()) as procs:
+        answerers = procs.spawn("leavers", Answerer)
+        with open_pool(answerers, along="replica", procs=procs) as pool, ThreadPoolExecutor(1) as threads:
+            with pool.stream.spell("a" * 1_000) as first, pool.stream.spell("b" * 1_000) as second:
+                assert [next(first), next(second)] == ["a", "b"]
+                shrinking = threads.submit(pool.resize, 1)
+                wait_for(pool, lambda found: found.replicas[1].is_drained)
+                assert list(second) == ["b"] * 999
+                shrinking.result(HANG_SECONDS)
+                assert list(first) == ["a"] * 999
+            with pool.autoscale(1, 2, by=Requests(1.5), every=0.01, grow_after=0.02, shrink_after=0.05):
+                with pool.stream.spell("a" * 1_000), pool.stream.spell("b" * 1_000):
+                    wait_for(pool, lambda found: found.replicas[1].is_up)
+                    leaving = threads.submit(read_on, pool)
+                    wait_for(pool, lambda found: found.replicas[1].running == 1)
+                assert leaving.result(HANG_SECONDS) == ["c"] * 1_000
+                wait_for(pool, lambda found: not found.replicas[1].is_up)
+            found = pool.statistics()
+            assert (found.succeeded, found.cancelled, found.failed) == (3, 2, 0)
+
+
+def first_candidate(request: Any, candidates: Any) -> Any:
+    return candidates[0]
+
+
+def read_on(pool: Pool[Any]) -> list[str]:
+    """Read a stream to its end once its replica is to leave."""
+    with pool.stream.spell("c" * 1_000) as letters:
+        found = [next(letters)]
+        wait_for(pool, lambda found: found.replicas[1].is_drained)
+        return [*found, *letters]
 
 
 def test_pauses_groups_and_full_queues(procs: tb.ProcMesh) -> None:

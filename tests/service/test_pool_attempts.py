@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import pytest
 import trio
 from tests.service.test_pool import HEALED, both, until
@@ -40,6 +42,11 @@ class Flaky(Actor):
             self.cancelled += 1
             raise
         return trimesh.current_rank()
+
+    @endpoint(concurrency=8)
+    async def count(self, most: int) -> AsyncGenerator[int, None]:
+        for number in range(most):
+            yield number
 
     @endpoint(concurrency=8, group="watch")
     async def counts(self) -> tuple[int, int]:
@@ -231,3 +238,41 @@ async def test_policies_are_refused_with_the_reason(mesh):
     for options in ({"retry": Retry(1)}, {"hedge": 1.0}):
         with pytest.raises(TypeError, match=r"once has none: mark those that may with @endpoint\(idempotent=True\)"):
             open_pool(once, **options)
+
+
+@both
+@simulate(seeds=5, per_host={"gpus": 1})
+async def test_streams_enter_at_the_rate(mesh):
+    """Y21, Y14: in one line with requests; a stream that waits can be cancelled."""
+    flaky = await mesh.spawn("flaky", Flaky)
+    async with open_pool(flaky, rate=Rate(20, burst=1)) as pool:
+        begun: list[tuple[int, float]] = []
+        start = trio.current_time()
+
+        async def read(number: int) -> None:
+            async with pool.options(group=number).stream.count(3) as items:
+                begun.append((number, trio.current_time() - start))
+                assert [item async for item in items] == [0, 1, 2]
+
+        async def ask(number: int) -> None:
+            if number == 2:
+                with pytest.raises(RemoteCancelled):
+                    await read(number)
+            elif number % 2:
+                await pool.slow_on([], 0.0)
+                begun.append((number, trio.current_time() - start))
+            else:
+                await read(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(ask, number)
+                await until(lambda number=number: pool.statistics().made == number + 1)
+            assert pool.cancel(group=2) == 1
+            with pytest.raises(Overloaded, match="rate of 20 a second"):
+                async with pool.options(when_full="refuse").stream.count(1):
+                    raise AssertionError
+        assert [number for number, _ in begun] == [0, 1, 3, 4]
+        assert all(seconds >= place / 20 - 0.001 for place, (_, seconds) in enumerate(begun))
+        found = pool.statistics()
+        assert (found.refused, found.cancelled, found.succeeded, found.arriving) == (1, 1, 4, 0)

@@ -500,7 +500,7 @@ def open_pool(
             sessions are not hedged.
         budget: Retries and hedges for each request, from 0 to 1. Beyond it errors are raised at once, and nothing is
             hedged, so that an outage does not multiply the load.
-        rate: Greatest rate at which requests and streams begin: `Rate(100)`.
+        rate: Greatest rate at which requests and streams enter the pool: `Rate(100)`. It does not hold in the queue.
 
     Returns:
         A context manager for the pool. Leaving it refuses new requests, cancels those under way with `MeshStopped` at
