@@ -51,8 +51,8 @@ TYPED = frozenset(
         "cancellation", "channel_bounds", "channel_deaths", "channel_ends",
         "channel_refusals", "channel_sweeps", "channels", "checkpoints", "choosing", "context", "deadlines", "deadlock",
         "deadlock_graphs", "deadlock_streams", "deaths", "elastic", "elastic_handles",
-        "entering", "error_types", "errors", "events",
-        "failures", "isolation", "mailbox", "map", "map_ends", "membership", "metrics", "options", "ownership",
+        "entering", "error_types", "errors", "events", "failures", "functions",
+        "isolation", "mailbox", "map", "map_ends", "membership", "metrics", "options", "ownership",
         "references", "restart_arguments", "restart_limits", "restart_table", "spawn_failures", "spawning", "stalls",
         "statistics", "stopping", "stream_failures", "stream_steps", "streams", "supervised_streams",
         "shared_procs", "supervision", "values", "without_pickle", "typed_channels", "publications", "multicast",
@@ -66,6 +66,7 @@ TYPED_REAL = frozenset(
     for name in (
         "error_types",
         "errors",
+        "functions",
         "ownership",
         "references",
         "replied",

@@ -67,6 +67,7 @@ class Starter(Actor):
         return list((await trimesh.context().procs.call(rank_after, 0.0)).values())
 
 
+@pytest.mark.by_value
 async def test_function_runs_in_every_process_or_in_one(backend: Backend) -> None:
     """M12: async or plain, by name or by value, in a thread or not."""
     thread = not backend.is_sim  # threads have no virtual clock
@@ -116,6 +117,7 @@ async def test_process_runs_so_many_functions_at_once(backend: Backend, concurre
     assert (ranks.count(0), ranks.count(1), max(at_once for _, at_once in found)) == (6, 6, concurrency)
 
 
+@pytest.mark.by_value
 async def test_errors_and_cancels_are_those_of_calls(backend: Backend) -> None:
     """M12: the original exception with coordinates; a cancel reaches the function; nothing is sent that cannot run."""
     thread = not backend.is_sim
@@ -167,6 +169,7 @@ async def test_functions_run_on_the_present_members(backend: Backend) -> None:
                 assert len([value async for _, value in results]) == 4
 
 
+@pytest.mark.by_value
 async def test_actors_run_functions_on_shared_processes(backend: Backend) -> None:
     """M12: by a reference of `shared=True`; other references refuse."""
     async with backend.procs(shared=True) as procs:
@@ -184,10 +187,34 @@ async def test_annotations_of_a_function_count_without_pickle(backend: Backend) 
     thread = not backend.is_sim
     async with backend.procs() as procs:
         assert list((await procs.call(upper, Text(["a"]), thread=thread)).values()) == [Text(["A"]), Text(["A"])]
+        assert (await this_proc().call(count, "a b", thread=thread)).item() == 2
         async with procs.map(upper, [Text(["b"])], concurrency=2, thread=thread) as results:
             assert [result async for result in results] == [(0, Text(["B"]))]
-        with pytest.raises(TypeError, match=r"argument 'text' of upper\(\) does not fit its annotation Text"):
+        with pytest.raises(TypeError, match=r"argument 'text' of upper\(\) cannot be sent: expected exactly Text"):
             await procs.call(upper, "text")  # type: ignore[arg-type]
         for local in (lambda: 1, functools.partial(count, "a")):
             with pytest.raises(TypeError, match=r"must be importable by name with pickle='off'"):
                 await procs.choose(local)
+
+
+class Borrower(Actor):
+    """Runs functions on processes that it gets as an argument."""
+
+    @endpoint
+    async def call(self, procs: trimesh.ProcMesh) -> list[int]:
+        return list((await procs.call(rank_after, 0.0)).values())
+
+    @endpoint
+    async def map(self, procs: trimesh.ProcMesh) -> list[int]:
+        async with procs.map(fail, [1]) as results:
+            return [value async for _, value in results]
+
+
+@pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
+async def test_only_the_owner_runs_functions_without_pickle(backend: Backend) -> None:
+    """M12, V2: a process lets its owner alone name functions; a reference says so before anything is sent."""
+    async with backend.procs(shared=True) as procs:
+        borrower = await procs.slice(gpus=0).spawn("borrower", Borrower)
+        for verb in (borrower.call, borrower.map):
+            with pytest.raises(RuntimeError, match=r"only the owner of procs runs functions there: write an actor"):
+                await verb.call_one(procs)

@@ -155,9 +155,17 @@ async def _actors_on(procs: ProcMesh, concurrency: int) -> AsyncGenerator[MeshVi
     """Provide the actors that run functions on a view of processes.
 
     On meshes of this process they are spawned once, in the block of the processes; on others for this use.
+
+    Raises:
+        RuntimeError: Another process owns the processes, which let their owner alone name functions with pickle="off".
     """
     cls, name = class_for(concurrency), name_for(concurrency).lower()
     owned, region = procs._spawned_here()  # noqa: SLF001 - of its class
+    if procs._is_reference and not current_proc().values.is_pickled:  # noqa: SLF001 - as above
+        raise RuntimeError(
+            f"with pickle='off' only the owner of {procs.name} runs functions there: write an actor with an endpoint, "
+            "and start it by `async with procs.spawn(...)`"
+        )
     members = None if owned is None else await owned.function_actors.get(name, cls)
     if owned is not None and members is not None:
         membership = members.membership

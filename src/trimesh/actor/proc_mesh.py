@@ -200,7 +200,7 @@ class RunsFunctions:
         Raises:
             TypeError: It is no function, does not take the arguments, or cannot be sent; nothing was sent.
             MeshErrorGroup: It has raised, or a process has ended; as from `Endpoint.call`.
-            RuntimeError: This is a reference, and its owner does not share the processes.
+            RuntimeError: This is a reference, and its owner does not share the processes, or values are not pickled.
 
         Blocking: a checkpoint, cancellable. A process runs one function at a time; others wait. The first use spawns an
         actor for them.
