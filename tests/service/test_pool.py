@@ -563,6 +563,26 @@ async def test_any_actor_may_hold_a_pool(mesh):
         assert not pool.statistics().is_paused
 
 
+@both
+@simulate(seeds=10, per_host={"gpus": 2})
+async def test_pool_that_ends_tells_who_holds_a_pause(mesh):
+    """Y3, Y6: `MeshStopped` in the process that holds it, as its body ends."""
+    generators = await mesh.slice(gpus=0).spawn("generators", Generator)
+    caller = await mesh.slice(gpus=1).spawn("caller", Caller)
+    async with trio.open_nursery() as nursery:
+
+        async def hold(pool: Any) -> None:
+            with pytest.raises(
+                MeshStopped, match="the pool of generators accepts no requests: its block is being left"
+            ):
+                await caller.pause.call_one(pool)
+
+        async with open_pool(generators) as pool:
+            nursery.start_soon(hold, pool)
+            await until(lambda: pool.statistics().is_paused)
+        await caller.end_pause.call_one()
+
+
 @simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
 async def test_pause_ends_with_its_holder(mesh, faults):
     """Y6."""

@@ -131,7 +131,7 @@ class PoolEngine:
         attempts: Policies for its requests.
         arrivals: Calls that wait for room in the queue.
         calls: All calls that are not over, in the order of arrival.
-        is_closed: Whether its block is being left.
+        closing: Set when its block is being left.
         sick: Indices of replicas that fail their health check.
         change_size: Resizes the mesh, if the pool was opened with `procs=`.
         check_size: Raises if the mesh could not have a size; None as above.
@@ -156,7 +156,7 @@ class PoolEngine:
         self.counts = Counts()
         self.arrivals: deque[PoolCall] = deque()
         self.calls: dict[PoolCall, None] = {}
-        self.is_closed = False
+        self.closing = trio.Event()
         self.change_size: Callable[[int], Awaitable[None]] | None = None
         self.check_size: Callable[[int], None] | None = None
         self.latencies = Latencies()
@@ -201,7 +201,7 @@ class PoolEngine:
         if self._streams.get(name) is not streams:
             self.check_kind(name, streams=streams)
         if self.is_closed:
-            raise MeshStopped(self._closed_text)
+            raise self.stopped()
         size = estimate_bytes((args, kwargs)) if args or kwargs else 0
         call = PoolCall(
             args, kwargs, priority=options.priority, cost=options.cost, size=size,
@@ -513,15 +513,20 @@ class PoolEngine:
 
     async def close(self) -> None:
         """Refuse new calls, cancel those in progress, and wait until they have unwound."""
-        self.is_closed = True
-        self.cancel(lambda _: True, lambda: MeshStopped(self._closed_text))
+        self.closing.set()
+        self.cancel(lambda _: True, self.stopped)
         with trio.CancelScope(shield=True):
             while self.calls:
                 await self._wait_for_change()
 
     @property
-    def _closed_text(self) -> str:
-        return f"the pool of {self.mesh.name} accepts no requests: its block is being left"
+    def is_closed(self) -> bool:
+        """Whether its block is being left."""
+        return self.closing.is_set()
+
+    def stopped(self) -> MeshStopped:
+        """Return the error of those who use the pool while its block is being left."""
+        return MeshStopped(f"the pool of {self.mesh.name} accepts no requests: its block is being left")
 
     @property
     def _paused_text(self) -> str:
@@ -561,7 +566,12 @@ class PoolFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="pauses")
     async def hold_pause(self, mode: PauseMode) -> AsyncGenerator[None, None]:
-        """Pause the pool until the consumer leaves or dies."""
+        """Pause the pool until the consumer leaves or dies.
+
+        Raises:
+            MeshStopped: The pool ends first.
+        """
         async with self.engine.paused(mode):
             yield
-            await trio.sleep_forever()
+            await self.engine.closing.wait()
+        raise self.engine.stopped()

@@ -22,6 +22,7 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.verbs import Outcome
 from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import MeshErrorGroup
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch import Adaptive, ByFunction, Dispatcher, LeastLoaded, PoolRoute
 from trimesh.service.owner_calls import hand_over
@@ -246,6 +247,7 @@ class Pool(Generic[A]):
 
         Raises:
             ValueError: `mode` is none of these.
+            MeshStopped: The pool has ended meanwhile, in another process; raised when the body has ended.
         """
         if mode not in get_args(PauseMode):
             raise ValueError(f'mode must be "keep", "wait" or "abort", got {mode!r}')
@@ -434,9 +436,16 @@ class Pool(Generic[A]):
             async with self._engine.paused(mode):
                 yield
             return
-        async with self._front.hold_pause.stream(mode) as held:
-            await anext(held)
-            yield
+        ended = False
+        try:
+            async with self._front.hold_pause.stream(mode) as held:
+                await anext(held)
+                yield
+                ended = True
+        except MeshErrorGroup as group:
+            if ended and len(group.exceptions) == 1:
+                raise group.exceptions[0]  # noqa: B904 - `from` would take its remote traceback away
+            raise
 
 
 class PoolSession(Pool[A]):
