@@ -125,6 +125,23 @@ async def test_cancelled_command_is_ended_with_its_group() -> None:
 
 
 @pytest.mark.daily
+async def test_output_of_a_cancelled_command_is_shown_to_its_end() -> None:
+    """H15: what it writes as it ends on SIGTERM, more than its pipe holds, comes before the call ends."""
+    last = f'i=0; while [ $i -lt 3000 ]; do echo "last $i {"x" * 40}"; i=$((i+1)); done; exit 0'
+    script = f"trap '{last}' TERM; echo begun; while :; do sleep 0.01; done"
+    seen = Seen(enough=2)
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob(2) as hosts:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: hosts.run(["sh", "-c", script], output=seen, grace=HANG_SECONDS))
+                await seen.are_enough.wait()
+                nursery.cancel_scope.cancel()
+            for rank in range(2):
+                own = [line.text.split() for line in seen.lines if dict(line.point) == {"hosts": rank}]
+                assert [words[1] for words in own if words[0] == "last"] == [str(number) for number in range(3000)]
+
+
+@pytest.mark.daily
 async def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
     """H15, O6: also a daemon that has left its group, and holds its output open; the call does not wait for it."""
     mark = tmp_path / "mark"

@@ -29,6 +29,14 @@ def stream_name(stream: int) -> Literal["stdout", "stderr"]:
     return "stderr" if stream == STDERR else "stdout"
 
 
+async def bound_when_cancelled(reading: trio.CancelScope) -> None:
+    """Wait for a cancel; then give a shielded scope, in which output is read, a deadline."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        reading.deadline = trio.current_time() + limits.OUTPUT_FLUSH_SECONDS
+
+
 def text_of_line(line: bytes) -> str:
     """Return the text after the last carriage return, which a terminal would show of a progress bar."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
@@ -73,7 +81,8 @@ class PipedCommand:
                         readers.start_soon(self._read, process.stdout, STDOUT)
                         readers.start_soon(self._read, process.stderr, STDERR)
                         await self._ended.wait()
-                        scope.shield = False
+                        nursery.start_soon(bound_when_cancelled, scope)
+                nursery.cancel_scope.cancel(reason="all output has been read")
         if failure is not None:
             raise failure
         return self._code

@@ -27,7 +27,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.channel import open_channel
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import HostMesh
-from trimesh.actor.piped_command import Lines, PipedCommand, stream_name, text_of_line
+from trimesh.actor.piped_command import Lines, PipedCommand, bound_when_cancelled, stream_name, text_of_line
 from trimesh.config import reread
 from trimesh.shape.value_mesh import OutputLine, ValueMesh
 
@@ -77,8 +77,12 @@ async def _outcome(call: Awaitable[ValueMesh[int]]) -> ValueMesh[int] | Exceptio
 async def _shown(
     hosts: HostMesh, output: Show, call: Callable[[Port[Lines]], Awaitable[ValueMesh[int]]]
 ) -> ValueMesh[int] | Exception:
-    """Pass all lines to `output` while `call` runs; return the value of `call`, or the error of either."""
-    outcomes = list[ValueMesh[int] | Exception]()
+    """Pass all lines to `output` while `call` runs, also those of the grace of a cancelled command.
+
+    Returns:
+        The value of `call`, or the error of either.
+    """
+    outcomes, reading = list[ValueMesh[int] | Exception](), trio.CancelScope(shield=True)
     item: Any = Lines
     channel = open_channel(item, capacity=limits.COMMAND_BATCHES)
     async with channel as (port, receiver), trio.open_nursery() as nursery:
@@ -86,15 +90,20 @@ async def _shown(
         async def run_all() -> None:
             try:
                 outcomes.append(await _outcome(call(port)))
+            except trio.Cancelled:
+                reading.deadline = trio.current_time() + limits.OUTPUT_FLUSH_SECONDS
+                raise
             finally:
                 port.close()
+            await bound_when_cancelled(reading)
 
-        nursery.start_soon(run_all)
-        try:
-            await _show(hosts, receiver, output)
-        except Exception as error:  # noqa: BLE001 - raised by the caller
-            outcomes.append(error)
-            nursery.cancel_scope.cancel(reason="the function of output= has failed")
+        with reading:
+            nursery.start_soon(run_all)
+            try:
+                await _show(hosts, receiver, output)
+            except Exception as error:  # noqa: BLE001 - raised by the caller
+                outcomes.append(error)
+        nursery.cancel_scope.cancel(reason="the command has ended, or the function of output= has failed")
     return outcomes[0]
 
 
