@@ -700,7 +700,9 @@ SSH_END_SECONDS: Final = 2.0
 
 RELAY_LEASE_SECONDS: Final = 1.5
 """Silence after which a relay on another host ends and frees its port: half of the lease of an agent, so that a new
-relay listens there in time. Its program speaks six times as often."""
+relay listens there in time."""
+RELAY_BEAT_SECONDS: Final = RELAY_LEASE_SECONDS / 6
+"""Interval at which a program and its relay signal to each other that they live."""
 RELAY_ALIVE_SECONDS: Final = 1
 """Interval at which ssh of a relay asks for a sign of its server, which it gives up after two: whole seconds are the
 smallest that ssh takes."""
@@ -750,6 +752,9 @@ POD_WAIT_SECONDS: Final = 300.0
 `POD_BEAT_SECONDS`, which reaches the pod within two minutes at worst."""
 POD_BEAT_SECONDS: Final = 60.0
 """Interval of those changes for waiting pods: a request to the API server a minute."""
+POD_RELAY_LEASE_SECONDS: Final = 300.0
+"""Silence of its program after which a relay pod ends: a laptop that changes its network comes back sooner. The hosts are
+lost long before, and others may follow them."""
 POD_GRACE_SECONDS: Final = 10.0
 """Time from SIGTERM to SIGKILL of a pod, unless its template sets it: an agent ends its processes by `KILL_SECONDS`."""
 POD_KEPT_SECONDS: Final = 600.0

@@ -6,11 +6,15 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 import trio
 
 from trimesh.errors import SpawnError
+
+LOOPBACK: Final = "127.0.0.1"
 
 _SIOCGIFADDR: Final = 0x8915
 """Linux ioctl that returns the IPv4 address of an interface by its name."""
@@ -97,6 +101,15 @@ async def address_towards(host: str = "", port: int = _ANY_PORT) -> str:
 def is_loopback(number: str) -> bool:
     """Return whether an address is a loopback address, which means another machine on each host."""
     return ipaddress.ip_address(number).is_loopback
+
+
+@contextmanager
+def held_port() -> Generator[int, None, None]:
+    """Hold a free port of `LOOPBACK` for a later listener of this process, which binds it, too."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((LOOPBACK, 0))
+        yield held.getsockname()[1]
 
 
 def with_port(host: str, port: int) -> str:

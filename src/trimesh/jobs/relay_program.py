@@ -2,7 +2,11 @@
 
 The program sends this text to a relay host and runs it there: it needs Python 3.6, and no trimesh.
 
-YR-1 It ends with its standard input, and when nothing has arrived there for `lease` seconds.
+In a pod the relay cannot dial the program, which dials it, by port-forwards to its loopback address. One connection
+begins with `C`: on it the relay reports each host that waits, as `+`. Then the program makes another one for that host,
+which begins with `D`.
+
+YR-1 It ends with its standard input (not in a pod), and when it has not heard the program for `lease` seconds.
 YR-2 A process below it has the connections. If that dies they break, and another one takes new ones at once.
 YR-3 What one side does not read holds the other; the end of one direction is passed on, and a reset resets both.
 """
@@ -12,10 +16,12 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import struct
 import sys
 import time
+from collections import deque
 from typing import Any
 
 READ_BYTES = 1 << 16
@@ -65,6 +71,8 @@ class RelayedConnections:
         self.count = 0
         self.heard_at = loop.time()
         self.ended: Any = loop.create_future()
+        self.control: Any = None
+        self.waiting: Any = deque()
 
     def hear(self) -> None:
         if os.read(0, READ_BYTES):
@@ -79,7 +87,41 @@ class RelayedConnections:
     def look(self) -> None:
         if self.loop.time() - self.heard_at > self.order["lease"] or os.getppid() != self.parent:
             self.end()
-        self.loop.call_later(self.order["lease"] / 6, self.look)
+        self.tell(b".")
+        self.loop.call_later(self.order["beat"], self.look)
+
+    def tell(self, text: bytes) -> None:
+        if self.control is not None:
+            self.control.write(text)
+
+    async def connect(self) -> Any:
+        """Return a connection with the program, which in a pod it is asked for."""
+        if "target" in self.order:
+            return await asyncio.open_connection("127.0.0.1", self.order["target"])
+        made = self.loop.create_future()
+        self.waiting.append(made)
+        self.tell(b"+")
+        return await made
+
+    async def admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a connection that the program has made."""
+        try:
+            kind = await reader.read(1)
+            if kind == b"D" and self.waiting:
+                self.waiting.popleft().set_result((reader, writer))
+                return
+            if kind == b"C":
+                self.control, earlier = writer, self.control
+                if earlier is not None:
+                    earlier.close()
+                writer.write(b"." + b"+" * len(self.waiting))
+                while await reader.read(READ_BYTES):
+                    self.heard_at = self.loop.time()
+        except OSError:
+            pass
+        if self.control is writer:
+            self.control = None
+        writer.close()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.count >= self.order["connections"]:
@@ -88,7 +130,7 @@ class RelayedConnections:
         self.count += 1
         writers = [writer]
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self.order["target"])
+            there, back = await self.connect()
             writers.append(back)
             await asyncio.gather(self.copy(reader, back), self.copy(there, writer))
             for one in writers:
@@ -109,33 +151,42 @@ class RelayedConnections:
         writer.write_eof()
 
 
-def run(order: Any, sock: socket.socket, parent: int) -> None:
+def run(order: Any, sockets: Any, parent: int) -> None:
     """Pass connections on until the program has left."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     relay = RelayedConnections(order, loop, parent)
-    loop.run_until_complete(asyncio.start_server(relay.serve, sock=sock))
-    loop.add_reader(0, relay.hear)
+    for sock, serve in zip(sockets, (relay.serve, relay.admit)):  # noqa: B905 - Python 3.6 has no strict=
+        loop.run_until_complete(asyncio.start_server(serve, sock=sock))
+    if "target" in order:
+        loop.add_reader(0, relay.hear)
     relay.look()
     loop.run_until_complete(relay.ended)
 
 
-def main() -> None:
+def stop(number: int, _: Any) -> None:
+    os._exit(128 + number)
+
+
+def main(text: str = "") -> None:
     """Read the order, listen, report the address, and keep a process that passes connections on."""
-    order = json.loads(open(0, "rb", 0, closefd=False).readline().decode())  # noqa: SIM115 - it stays open
+    order = json.loads(text or open(0, "rb", 0, closefd=False).readline().decode())  # noqa: SIM115 - it stays open
+    signal.signal(signal.SIGTERM, stop)  # the first process of a container ignores signals that it does not handle
     try:
         address = address_of(order["interface"], order["towards"])
-        sock = listening(address, order["port"], 2 * order["lease"])
+        sockets = [listening(address, order["port"], 2 * order["lease"])]
+        if "target" not in order:
+            sockets.append(listening("127.0.0.1", order["port"], 0))
     except OSError as error:
         sys.exit(f"the relay cannot listen there: {error}")
-    sys.stderr.write(f"trimesh-relay {address} {sock.getsockname()[1]}\n")
+    sys.stderr.write(f"trimesh-relay {address} {sockets[0].getsockname()[1]}\n")
     sys.stderr.flush()
     parent, status = os.getpid(), 1
-    while status:  # a killed process is followed at once, as this one keeps the socket
+    while status:  # a killed process is followed at once, as this one keeps the sockets
         child = os.fork()
         if not child:
             try:
-                run(order, sock, parent)
+                run(order, sockets, parent)
             finally:
                 os._exit(0)
         status = os.waitpid(child, 0)[1]

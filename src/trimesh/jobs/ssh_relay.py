@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import shlex
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from importlib import resources
@@ -27,12 +26,11 @@ import trio
 from trimesh import limits
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
-from trimesh.jobs.addresses import with_port
+from trimesh.jobs.addresses import LOOPBACK, held_port, with_port
 from trimesh.jobs.launcher import ChildAgent, start_child
 from trimesh.jobs.ssh import SSH, start_failure
 
 _log: Final = logging.getLogger("trimesh")
-_ADDRESS: Final = "127.0.0.1"
 _ALLOCATED: Final = re.compile(r"Allocated port (\d+) for remote forward")
 _REFUSED: Final = re.compile(r"remote port forwarding failed|administratively prohibited")
 _SAYS: Final = re.compile(r"trimesh-relay (\S+) (\d+)")
@@ -66,11 +64,8 @@ async def open_ssh_relay(via: SSH, interface: str, towards: str) -> AsyncGenerat
     Raises:
         SpawnError: It cannot be started.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
-        # Held for the door, which binds it, too: the kernel gives it to no other process meanwhile.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((_ADDRESS, 0))
-        relay = _Relay(via, interface, towards, held.getsockname()[1])
+    with held_port() as port:
+        relay = _Relay(via, interface, towards, port)
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             try:
@@ -105,6 +100,7 @@ class _Relay:
             "interface": interface,
             "towards": towards,
             "lease": limits.RELAY_LEASE_SECONDS,
+            "beat": limits.RELAY_BEAT_SECONDS,
             "connections": limits.RELAY_CONNECTIONS_MAX,
         }
 
@@ -115,7 +111,7 @@ class _Relay:
             *("-o", "ControlMaster=no", "-o", "ControlPath=none", "-o", "ExitOnForwardFailure=no"),
             *("-o", f"ConnectTimeout={limits.SSH_CONNECT_SECONDS}"),
             *("-o", f"ServerAliveInterval={limits.RELAY_ALIVE_SECONDS}", "-o", "ServerAliveCountMax=2"),
-            *("-R", f"{_ADDRESS}:0:{_ADDRESS}:{self.ports[0]}"),
+            *("-R", f"{LOOPBACK}:0:{LOOPBACK}:{self.ports[0]}"),
         )
         there = f"exec {shlex.quote(self._via.python)} -S -c {shlex.quote(_BOOT)}"
         return ["ssh", *self._via.options, *options, "--", self._via.host, there]
@@ -181,7 +177,7 @@ class _Relay:
         order = {**self._order, "port": self.ports[1], "target": target}
         await ssh.write(b"%s\n%s\n" % (json.dumps(text).encode(), json.dumps(order).encode()))
         while True:
-            await trio.sleep(limits.RELAY_LEASE_SECONDS / 6)
+            await trio.sleep(limits.RELAY_BEAT_SECONDS)
             await ssh.write(b".")
 
 
