@@ -8,21 +8,28 @@ when their pod changes (a kubelet does that once a minute, too).
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import secrets
+import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import h11
 import trio
-from tests.jobs.pods.cluster import KINDS, NAMESPACE, TOKEN, Object
-from tests.jobs.pods.kubelet import Kubelet
+from tests.jobs.pods.cluster import KINDS, NAMESPACE, NETS, TOKEN, Object
+from tests.jobs.pods.kubelet import Kubelet, PodNet
 from tests.spawner_template import WARM, SpawnerTemplate
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Ping
+from wsproto.utilities import LocalProtocolError
 
+FORWARDS = "v4.channel.k8s.io"
 POD = (
     "h11",
     "kr8s",
@@ -68,8 +75,27 @@ class Server:
         self.places = 1000
         self.ttl = 1e9
         self.forbid: list[list[str]] = []
+        self.expired: list[str] = []
         self.happened = trio.Event()
         self.kubelets: dict[str, Kubelet] = {}
+        self.nets = [PodNet(path, address) for path, address in json.loads(os.environ.get(NETS, "[]"))]
+        self.virtual = 240
+
+    def net(self) -> PodNet:
+        """Take the first network that no pod has; without networks that of this process."""
+        return self.nets.pop(0) if self.nets else PodNet("", "127.0.0.1")
+
+    def free(self, net: PodNet) -> None:
+        """Let the next pod have a network."""
+        if net.path:
+            self.nets = sorted([net, *self.nets], key=lambda one: one.address)
+
+    def follow(self, pod: Object) -> None:
+        """Make another pod for the Job of one that was deleted, as its controller does."""
+        owner = pod["metadata"]["ownerReferences"][0]["uid"]
+        for job in [one for (plural, _), one in self.objects.items() if plural == "jobs"]:
+            if job["metadata"]["uid"] == owner and "completionMode" not in job["spec"]:
+                self._of_job(job)
 
     def change(self, kind: str, plural: str, one: Object) -> Object:
         """Note that an object was ADDED, MODIFIED or DELETED, and return it."""
@@ -90,12 +116,18 @@ class Server:
         """Add an object, and let what controls its kind begin."""
         one["metadata"].setdefault("namespace", NAMESPACE)
         one["metadata"]["uid"] = secrets.token_hex(8)
+        if plural == "services" and "clusterIP" not in one["spec"]:
+            self.virtual += 1
+            one["spec"]["clusterIP"] = f"198.51.100.{self.virtual}"
         self.change("ADDED", plural, one)
         match plural:
             case "jobsets":
                 self._of_jobset(one)
             case "jobs":
                 self._of_job(one)
+            case "services":
+                for kubelet in self.kubelets.values():
+                    kubelet.route()
             case "pods":
                 name = one["metadata"]["name"]
                 self.kubelets[name] = Kubelet(self, one)
@@ -118,13 +150,14 @@ class Server:
         self.make("services", {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
 
     def _of_job(self, job: Object) -> None:
-        for index in range(job["spec"]["completions"]):
+        for index in range(job["spec"].get("completions", 1)):
             template = json.loads(json.dumps(job["spec"]["template"]))
+            is_indexed = job["spec"].get("completionMode") == "Indexed"
             label = "batch.kubernetes.io/job-completion-index"
-            labels = {**template["metadata"].get("labels", {}), label: str(index)}
-            name = f"{job['metadata']['name']}-{index}-{secrets.token_hex(3)[:5]}"
+            labels = {**template["metadata"].get("labels", {}), **({label: str(index)} if is_indexed else {})}
+            name = f"{job['metadata']['name']}-{f'{index}-' if is_indexed else ''}{secrets.token_hex(3)[:5]}"
             metadata = {**template["metadata"], "name": name, "labels": labels, "ownerReferences": [owner_of(job)]}
-            for container in template["spec"]["containers"]:
+            for container in template["spec"]["containers"] if is_indexed else ():
                 container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
             status = {"phase": "Pending", "conditions": []}
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"], "status": status}
@@ -162,7 +195,8 @@ class Server:
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Any:
         """Return what a call is answered with, as a value of JSON, or as text."""
-        if headers.get("authorization") != f"Bearer {TOKEN}":
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        if not token.startswith(TOKEN) or token in self.expired:
             raise RefusedError(401, "Unauthorized", "Unauthorized")
         parts = path.strip("/").split("/")
         said = json.loads(body) if body else {}
@@ -301,6 +335,9 @@ async def serve_connection(server: Server, stream: trio.SocketStream) -> None:
             target = urlsplit(request.target.decode())
             query = {key: values[0] for key, values in parse_qs(target.query).items()}
             headers = {key.decode().lower(): value.decode() for key, value in request.headers}
+            if target.path.endswith("/portforward"):
+                await forward(server, request, target.path, query, headers, stream, send)
+                return
             if query.get("watch") == "true":
                 await watch(server, connection, stream, query)
                 return
@@ -315,6 +352,101 @@ async def serve_connection(server: Server, stream: trio.SocketStream) -> None:
             if connection.our_state is h11.MUST_CLOSE:
                 return
             connection.start_next_cycle()
+
+
+async def forward(
+    server: Server,
+    request: h11.Request,
+    path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    stream: trio.SocketStream,
+    send: Callable[[int, bytes, bytes], Awaitable[None]],
+) -> None:
+    """Forward one port of a pod by a WebSocket, as kubelets and containerd do: `v4.channel.k8s.io`."""
+    name = path.split("/")[-2]
+    try:
+        if ["GET", "pods/portforward"] in server.forbid:
+            words = f'pods "{name}" is forbidden: User "u" cannot get resource "pods/portforward" in API group ""'
+            raise RefusedError(403, "Forbidden", words)
+        pod = server.answer(request.method.decode(), path.removesuffix("/portforward"), headers, b"")
+        if "podIP" not in pod["status"]:
+            raise RefusedError(400, "BadRequest", f"pod {name} does not have a host assigned")
+        if request.method != b"GET" or set(query) != {"ports"} or not 0 < int(query["ports"]) < 65536:
+            raise RefusedError(400, "BadRequest", f"a forward needs GET and ports, got {request.method!r} {query}")
+        wanted = {"upgrade": "websocket", "connection": "upgrade", "sec-websocket-version": "13"}
+        if not wanted.items() <= {key: value.lower() for key, value in headers.items()}.items():
+            raise RefusedError(400, "BadRequest", "unable to upgrade: the request is no WebSocket's")
+        if headers.get("sec-websocket-protocol") != FORWARDS:
+            raise RefusedError(400, "BadRequest", f"unable to upgrade: {headers.get('sec-websocket-protocol')!r}")
+    except RefusedError as error:
+        await send(error.code, json.dumps(error.status).encode(), b"application/json")
+        return
+    digest = hashlib.sha1(f"{headers['sec-websocket-key']}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()
+    lines = (
+        "HTTP/1.1 101 Switching Protocols",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        f"Sec-WebSocket-Accept: {base64.b64encode(digest).decode()}",
+        f"Sec-WebSocket-Protocol: {FORWARDS}",
+    )
+    await stream.send_all("".join(f"{line}\r\n" for line in (*lines, "")).encode())
+    try:
+        await carry(server.kubelets[name], int(query["ports"]), stream)
+    except* (trio.BrokenResourceError, trio.ClosedResourceError, LocalProtocolError):
+        pass
+
+
+async def carry(kubelet: Kubelet, port: int, stream: trio.SocketStream) -> None:
+    """Connect a WebSocket with a port of a pod: channel 0 is that of data, channel 1 that of an error."""
+    websocket = Connection(ConnectionType.SERVER)
+
+    async def write(channel: int, data: bytes) -> None:
+        await stream.send_all(websocket.send(BytesMessage(bytes((channel,)) + data)))
+
+    for channel in (0, 1):
+        await write(channel, struct.pack("<H", port))
+    try:
+        found = kubelet.net.connect(port)
+    except OSError as error:
+        await write(1, f"error forwarding port {port} to pod {kubelet.name}: {error}".encode())
+    else:
+        there = trio.SocketStream(trio.socket.from_stdlib_socket(found))
+        kubelet.forwards.add(stream)
+        try:
+            async with there, trio.open_nursery() as nursery:
+
+                async def back() -> None:
+                    async for data in there:
+                        await write(0, bytes(data))
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(back)
+                await read_messages(websocket, stream, there)
+                nursery.cancel_scope.cancel()
+        finally:
+            kubelet.forwards.discard(stream)
+    await stream.send_all(websocket.send(CloseConnection(1000)))
+
+
+async def read_messages(websocket: Connection, stream: trio.SocketStream, there: trio.SocketStream) -> None:
+    """Write to a pod what a client sends, until it closes."""
+    message = b""
+    while data := await stream.receive_some(65536):
+        websocket.receive_data(data)
+        for event in websocket.events():
+            match event:
+                case Ping():
+                    await stream.send_all(websocket.send(event.response()))
+                case BytesMessage():
+                    message += event.data
+                    if event.message_finished:
+                        if message[:1] != b"\0":
+                            return  # a client writes to the channel of data only
+                        await there.send_all(message[1:])
+                        message = b""
+                case _:
+                    return
 
 
 def selected(found: Any, query: Mapping[str, str]) -> Any:

@@ -19,6 +19,11 @@ NAMESPACE = "ml"
 BOOT = "TRIMESH_TEST_POD_BOOT"
 """Variable of the API server: what its pods run in place of the command of their image."""
 
+NETS = "TRIMESH_TEST_POD_NETS"
+"""Variable of the API server: paths and addresses of the network namespaces of its pods, as JSON."""
+PYTHON = "TRIMESH_TEST_POD_PYTHON"
+"""Variable of the API server: the `python3` of its pods."""
+
 KINDS = {
     "jobsets": ("JobSet", "jobset.x-k8s.io/v1alpha2"),
     "jobs": ("Job", "batch/v1"),
@@ -96,7 +101,7 @@ class FakeKubernetes:
             return json.loads(answer.read())
 
     def control(self, **said: Any) -> None:
-        """Say how it behaves: `places` for pods; `forbid`, methods and kinds; `ttl`, seconds."""
+        """Say how it behaves: `places` for pods; `forbid`, methods and kinds; `expired` tokens; `ttl`, seconds."""
         self.call("POST", "/fake", said)
 
     def listed(self, plural: str) -> list[Object]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
 from tests.agent_copies import CopiedProcess
-from tests.jobs.pods.cluster import BOOT, IMAGE, Object
+from tests.jobs.pods.cluster import BOOT, IMAGE, PYTHON, Object
 
 if TYPE_CHECKING:
     from tests.jobs.pods.api_server import Server
@@ -31,6 +36,59 @@ def trimesh() -> None:
     main()
 
 
+class PodNet:
+    """A network namespace for one pod at a time; without a path that of the API server.
+
+    Attributes:
+        address: Its address.
+    """
+
+    def __init__(self, path: str, address: str) -> None:
+        self.path = path
+        self.address = address
+
+    @property
+    def prefix(self) -> list[str]:
+        """Arguments before a command that is to run there."""
+        return ["nsenter", f"--net={self.path}", "--"] if self.path else []
+
+    def serve(self, virtual: str, port: int) -> None:
+        """Have the connections to the address of a Service."""
+        rule = f"ip daddr {virtual} tcp dport {port} dnat to {self.address}:{port}"
+        table = f"table ip service {{\nchain inward {{\ntype nat hook prerouting priority -100\n{rule}\n}}\n}}\n"
+        for words, text in (
+            (["ip", "addr", "replace", f"{virtual}/24", "dev", "eth0"], ""),
+            (["nft", "-f", "-"], table),
+        ):
+            subprocess.run([*self.prefix, *words], input=text, text=True, check=True)
+
+    def leave(self, virtual: str) -> None:
+        """Have them no longer."""
+        for words in (["ip", "addr", "del", f"{virtual}/24", "dev", "eth0"], ["nft", "delete table ip service"]):
+            subprocess.run([*self.prefix, *words], check=True)
+
+    def connect(self, port: int) -> socket.socket:
+        """Connect to a port at its loopback address."""
+        made = list[socket.socket | OSError]()
+
+        def connect() -> None:
+            try:
+                if self.path:
+                    fd = os.open(self.path, os.O_RDONLY)
+                    ctypes.CDLL(None).setns(fd, 0x40000000)
+                    os.close(fd)
+                made.append(socket.create_connection(("127.0.0.1", port)))
+            except OSError as error:
+                made.append(error)
+
+        thread = threading.Thread(target=connect)  # whose namespace it changes
+        thread.start()
+        thread.join()
+        if isinstance(made[0], OSError):
+            raise made[0]
+        return made[0]
+
+
 class Kubelet:
     """What runs one pod."""
 
@@ -44,6 +102,9 @@ class Kubelet:
         self.starting = trio.Lock()
         self.grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
         self.reason = ""
+        self.net = PodNet("", "127.0.0.1")
+        self.virtual = set[str]()
+        self.forwards = set[trio.SocketStream]()
 
     @property
     def status(self) -> Object:
@@ -85,6 +146,12 @@ class Kubelet:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
 
+    def kill_below(self) -> None:
+        """Kill the process below its first one."""
+        assert self.process is not None
+        pid = self.process.pid
+        os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]), signal.SIGKILL)
+
     def oom(self) -> None:
         """Kill its process, as the kernel does."""
         self.reason = "OOMKilled"
@@ -95,6 +162,12 @@ class Kubelet:
         self.tell_at_end = {"reason": "Evicted", "message": "The node was low on resource: memory."}
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
+
+    def cut(self) -> None:
+        """Break the forwards to it, as an API server does that is restarted."""
+        for stream in list(self.forwards):
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stream.socket.close()
 
     tell_at_end: Mapping[str, str] = {}
 
@@ -116,7 +189,11 @@ class Kubelet:
                     self.process.send_signal(signal.SIGKILL)
                 await self.process.wait()
             nursery.cancel_scope.cancel()
+        for virtual in self.virtual:
+            self.net.leave(virtual)
+        self.server.free(self.net)
         self.server.change("DELETED", "pods", self.pod)
+        self.server.follow(self.pod)
         self.server.nursery.start_soon(self.server.expire, self.pod["metadata"]["ownerReferences"][0]["uid"])
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -138,26 +215,53 @@ class Kubelet:
             await trio.sleep_forever()
         await self._run_container()
 
+    def route(self) -> None:
+        """Lead the Services of which it is the pod to it."""
+        for virtual, port in self._services():
+            if virtual not in self.virtual:
+                self.virtual.add(virtual)
+                self.net.serve(virtual, port)
+
+    def _services(self) -> list[tuple[str, int]]:
+        """Return addresses and ports of the Services that lead to it, where pods have networks."""
+        labels = self.pod["metadata"]["labels"].items()
+        found = [one["spec"] for (plural, _), one in self.server.objects.items() if plural == "services"]
+        mine = [one for one in found if one["clusterIP"] != "None" and one["selector"].items() <= labels]
+        return [(one["clusterIP"], one["ports"][0]["port"]) for one in mine] if self.net.path else []
+
     async def _run_container(self) -> None:
         spec = self.pod["spec"]
         container = spec["containers"][0]
         self.mounts = {}
-        for mount in container["volumeMounts"]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for mount in container.get("volumeMounts", []):
             folder = self.folder / mount["name"]
             folder.mkdir(parents=True)
             self.mounts[mount["mountPath"]] = folder
         self.look()
-        env = {one["name"]: one["value"] for one in container.get("env", [])}
+        self.net = self.server.net()
+        self.tell(podIP=self.net.address)
+        self.route()
+        env = {one["name"]: one["value"] if "value" in one else self._field(one) for one in container.get("env", [])}
         words = [self._expanded(word, env) for word in container["command"]]
-        with (self.folder / "log").open("wb") as log:
-            async with self.starting:
-                self.process = await self._started(words, log.fileno(), {**os.environ, **env})
-        self.container({"running": {}})
-        self.tell(phase="Running")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._probe, container["readinessProbe"]["exec"]["command"], env)
-            code = await self.process.wait()
-            nursery.cancel_scope.cancel()
+        is_first, code = True, 1
+        while not self.deleted.is_set() and (is_first or (code and spec["restartPolicy"] == "OnFailure")):
+            with (self.folder / "log").open("wb") as log:
+                async with self.starting:
+                    self.process = await self._started(words, log.fileno(), {**os.environ, **env})
+            self.container({"running": {}})
+            self.tell(phase="Running")
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                if "readinessProbe" in container:
+                    nursery.start_soon(self._probe, container["readinessProbe"]["exec"]["command"], env)
+                code = await self.process.wait()
+                nursery.cancel_scope.cancel()
+            if code and spec["restartPolicy"] == "OnFailure" and not is_first and trio.current_time() - began < 2:
+                message = f"back-off 10s restarting failed container={container['name']} pod={self.name}_ml"
+                self.container({"waiting": {"reason": "CrashLoopBackOff", "message": message}})
+                await trio.sleep(3)
+            is_first = False
         terminated: Object = {"exitCode": 128 - code if code < 0 else code}
         terminated["reason"] = self.reason or ("Completed" if code == 0 else "Error")
         if code < 0:
@@ -166,14 +270,25 @@ class Kubelet:
         self.container({"terminated": terminated})
         self.server.nursery.start_soon(self.server.expire, self.pod["metadata"]["ownerReferences"][0]["uid"])
 
+    def _field(self, variable: Object) -> str:
+        assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}, variable
+        return self.net.address
+
     async def _started(self, words: list[str], log: int, env: Mapping[str, str]) -> trio.Process | CopiedProcess:
         template = self.server.template
         if words[0] == "trimesh" and template is not None:
             return CopiedProcess(template.copy(COMMAND, (None, log, log), env, arguments=["-c", *words[1:]]))
         if words[0] == "trimesh":  # what the image has
             words[:1] = [sys.executable, "-c", os.environ.get(BOOT, "from trimesh.cli.main import main; main()")]
+        if words[0] == "python3":
+            words[0] = os.environ.get(PYTHON, sys.executable)
         return await trio.lowlevel.open_process(
-            words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+            [*self.net.prefix, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,
         )
 
     def _expanded(self, word: str, env: Mapping[str, str]) -> str:

@@ -257,7 +257,7 @@ async def test_pod_that_others_delete_is_lost(cluster: FakeKubernetes) -> None:
 @pytest.mark.parametrize("cluster", ["jobset"], indirect=True)
 @pytest.mark.skipif(sshd.missing() is not None, reason=sshd.missing() or "")
 async def test_pods_reach_a_program_outside_by_a_relay(cluster: FakeKubernetes, tmp_path: Path) -> None:
-    """H5, H28: as docs/hosts.md tells it: sshd in a pod, where the relay runs; the agents dial that."""
+    """H5, H30: sshd in a pod, where the relay runs; the agents dial that."""
     server = sshd.SSHServer(tmp_path)
     try:
         with trio.fail_after(HANG_SECONDS):

@@ -18,15 +18,17 @@ import kubernetes_validate
 import yaml
 from tests.jobs.pods.jobset_schema import KUBERNETES, check_manifest
 
-from trimesh.jobs.kubernetes.cluster import place_of
+from trimesh.jobs.kubernetes.cluster import RELAY_PLACE, place_of
 from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     INDEX_LABEL,
+    KubernetesJob,
     PodsOfRun,
     checked_name,
     checked_template,
     manifests_of,
     more_manifests,
+    relay_manifests,
     yaml_text,
 )
 
@@ -79,6 +81,29 @@ def test_manifests_are_what_the_schemas_say(version: str, has_jobset: bool, said
         kinds.append(one["kind"])
 
     assert kinds == (["JobSet", "Secret"] if has_jobset else ["Job", "Service", "Secret"])
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_relay_pod_has_of_the_template_what_lets_it_run(version: str) -> None:
+    """H30: no devices, volumes or further containers; a Service leads to it alone."""
+    job, service = relay_manifests(PodsOfRun(4, None, TEMPLATE, {"nvidia.com/gpu": 8}), name="exp7", run="r1")
+    for one in (job, service):
+        check_manifest(one, version)
+    pod = job["spec"]["template"]
+    (relay,) = pod["spec"]["containers"]
+
+    assert relay["image"] == "own"
+    assert "nvidia.com/gpu" not in str(relay["resources"])
+    assert "volumes" not in pod["spec"]
+    assert [pod["spec"][key] for key in ("nodeSelector", "securityContext", "tolerations")] == [
+        TEMPLATE["spec"][key] for key in ("nodeSelector", "securityContext", "tolerations")
+    ]
+    assert pod["metadata"]["annotations"] == {"note": "yes"}
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert not service["spec"]["selector"].items() <= job_spec(made())["template"]["metadata"]["labels"].items()
+    assert place_of(pod) == RELAY_PLACE
+    shown = KubernetesJob(1, image="a", via="port-forward").manifests()
+    assert [one["metadata"]["name"] for one in shown] == ["trimesh-run-relay"] * 2 + ["trimesh-run"] * 2
 
 
 @pytest.mark.parametrize("version", KUBERNETES)

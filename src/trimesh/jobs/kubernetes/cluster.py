@@ -2,7 +2,8 @@
 
 A pod's *place* is its index among the pods of its run, and the rank of its host.
 
-PW-1 The first pod of a place is its host. Further pods of the same place are ignored, and deleted with the rest.
+PW-1 The first pod of a place is its host. Further pods of the same place are ignored, and deleted with the rest. Only
+     a relay that has ended is followed by the next one.
 PW-2 A watch that breaks is restarted with a new list, which includes the changes meanwhile.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -31,7 +32,13 @@ _PLURALS: Final = {
     "Pod": ("v1", "pods"),
 }
 _MERGE: Final = {"content-type": "application/merge-patch+json"}
+_FORWARDS: Final = "v4.channel.k8s.io"
+"""Protocol of forwards over WebSockets: a byte before each message is its channel, 0 for data, 1 for an error."""
+
+_DATA: Final = 0
+SWITCHING_PROTOCOLS: Final = 101
 CONFLICT: Final = 409
+UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 GONE: Final = 410
 NOT_FOUND: Final = 404
@@ -154,6 +161,48 @@ class Cluster:
             return ""
         return text.strip("\n")
 
+    @asynccontextmanager
+    async def forward(self, pod: str, port: int) -> AsyncGenerator[Forward, None]:
+        """Connect to a port at the loopback address of a pod, through the API server.
+
+        Raises:
+            ApiError: The API server refuses it. A port at which nothing listens is a forward that ends.
+        """
+        websockets: Any = importlib.import_module("httpx_ws")
+        protocol: Any = importlib.import_module("wsproto.utilities")
+        httpx: Any = importlib.import_module("httpx")
+        auth = self._api.auth
+        async with AsyncExitStack() as stack:
+            try:
+                # A client for each forward: that of kr8s has at most 100 connections.
+                client = httpx.AsyncClient(
+                    headers={"Authorization": f"Bearer {auth.token}"} if auth.token else {},
+                    verify=await auth.ssl_context(),
+                    timeout=limits.KUBERNETES_CALL_SECONDS,
+                    proxy=auth.proxy,
+                    event_hooks={"response": [_check_upgrade]},
+                )
+                await stack.enter_async_context(client)
+                socket = websockets.aconnect_ws(
+                    f"{auth.server}/api/v1/namespaces/{self.namespace}/pods/{pod}/portforward",
+                    client,
+                    subprotocols=[_FORWARDS],
+                    keepalive_ping_timeout_seconds=None,  # a pong waits behind bytes that the door does not take
+                    params={"ports": str(port)},
+                    extensions={"sni_hostname": auth.tls_server_name} if auth.tls_server_name else {},
+                )
+                forward = Forward(
+                    await stack.enter_async_context(socket), (websockets.HTTPXWSException, protocol.ProtocolError)
+                )
+            except self._errors as error:
+                failure = self._api_error(error)
+                if (
+                    failure.status == UNAUTHORIZED
+                ):  # its token has expired; kr8s takes another one for its own calls only
+                    await auth.reauthenticate()
+                raise failure from error
+            yield forward
+
     async def _call(self, method: str, *, version: str = "v1", base: str = "", **said: Any) -> str:
         namespace = None if base else self.namespace
         try:
@@ -170,11 +219,54 @@ class Cluster:
 
     @staticmethod
     def _api_error(error: Exception) -> ApiError:
-        response = getattr(error, "response", None)
+        response: Any = getattr(error, "response", None)
         words = str(error) or type(error).__name__
+        with suppress(Exception):  # of a proxy before the API server, or not read
+            words = response.json()["message"]
         if response is None:
             return ApiError(0, f"the API server cannot be reached: {words}")
         return ApiError(int(response.status_code), words)
+
+
+async def _check_upgrade(response: Any) -> None:
+    if response.status_code != SWITCHING_PROTOCOLS:
+        await response.aread()
+        response.raise_for_status()
+
+
+class Forward:
+    """Bytes to a port of a pod and back. Made by `Cluster.forward`.
+
+    Attributes:
+        failure: Why it has ended, in the words of the API server; "" until then, and for a port that was closed.
+    """
+
+    def __init__(self, socket: Any, ended: tuple[type[Exception], ...]) -> None:
+        self.failure = ""
+        self._socket = socket
+        self._ended = ended
+        self._begun = set[int]()
+
+    async def send(self, data: bytes | bytearray) -> None:
+        """Send bytes; nothing happens if it has ended."""
+        with suppress(*self._ended):
+            await self._socket.send_bytes(bytes((_DATA,)) + data)
+
+    async def receive(self) -> bytes:
+        """Return the next bytes; b"" at the end."""
+        while not self.failure:
+            try:
+                message = await self._socket.receive_bytes()
+            except self._ended:
+                break
+            channel, data = message[0], message[1:]
+            if channel not in self._begun:  # the first message of each channel is the number of the port
+                self._begun.add(channel)
+            elif channel == _DATA and data:
+                return bytes(data)
+            elif data:
+                self.failure = data.decode(errors="replace").strip()
+        return b""
 
 
 @asynccontextmanager
@@ -327,12 +419,15 @@ class PodWatch:
                 heard = trio.current_time()
             except ApiError as error:
                 silent = trio.current_time() - heard
-                if self.failure is None and (error.status in (401, 403) or silent > limits.KUBERNETES_SILENT_SECONDS):
+                if self.failure is None and (
+                    error.status in (UNAUTHORIZED, FORBIDDEN) or silent > limits.KUBERNETES_SILENT_SECONDS
+                ):
                     self.failure = str(error)
-                    self._tell()
+                    self.tell()
             await trio.sleep(limits.KUBERNETES_RETRY_SECONDS)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Let conditions be checked again."""
         self._changed.set()
         self._changed = trio.Event()
 
@@ -343,7 +438,7 @@ class PodWatch:
             self._update(pod)
         for uid in [one for one in self.present if one not in uids]:
             self._delete(uid)
-        self._tell()
+        self.tell()
 
     def _happened(self, kind: str, pod: Pod) -> None:
         if kind == "DELETED":
@@ -351,7 +446,7 @@ class PodWatch:
             self._delete(uid_of(pod))
         elif kind in ("ADDED", "MODIFIED"):
             self._update(pod)
-        self._tell()
+        self.tell()
 
     def _update(self, pod: Pod) -> None:
         place, uid = self._place(pod), uid_of(pod)
@@ -361,7 +456,9 @@ class PodWatch:
             self.unplaced[uid] = name_of(pod)
         if place is None or is_late:
             return
-        seen = self.hosts.setdefault(place, HostPod(pod))
+        seen = self.hosts.get(place)
+        if seen is None or (place == RELAY_PLACE and seen.end is not None):
+            seen = self.hosts[place] = HostPod(pod)
         if seen.uid == uid:  # PW-1
             seen.update(pod, self._container)
 
@@ -383,6 +480,10 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 _FIRST: Final = "trimesh-actors/first"
+RELAY_LABEL: Final = "trimesh-actors/relay"
+RELAY_PLACE: Final = -1
+"""Place of the relay pod, which is no host."""
+
 _HOPELESS: Final = frozenset(
     (
         "ImagePullBackOff",
@@ -441,6 +542,8 @@ def place_of(pod: Pod) -> int | None:
     """
     metadata = _part(pod, "metadata")
     labels = _part(metadata, "labels")
+    if RELAY_LABEL in labels:
+        return RELAY_PLACE
     first = str(labels.get(_FIRST) or "0")
     index = str(labels.get(_INDEX) or _part(metadata, "annotations").get(_INDEX) or "")
     return int(first) + int(index) if first.isdecimal() and index.isdecimal() else None

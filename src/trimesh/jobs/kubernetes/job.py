@@ -4,6 +4,7 @@
     Job + Service                                        where the cluster has no JobSet
     Secret --> a file for each host, `/run/trimesh/tokens/INDEX`
     Job + Secret                                         for further hosts
+    Job + Service of one relay pod                       with via="port-forward"
 
 KM-1 No token is in a manifest: the Secret is empty until the pods wait for it.
 KM-2 A Job neither restarts a failed pod nor ends the others because of it: that host is lost, and the mesh decides. So
@@ -11,6 +12,7 @@ KM-2 A Job neither restarts a failed pod nor ends the others because of it: that
 KM-3 If the program cannot delete its objects, Kubernetes does, `limits.POD_KEPT_SECONDS` after they have finished.
 KM-4 Later pods, more hosts or replacements, belong to a Job of their own that has no owner: the first JobSet or Job may
      finish, and delete itself, before they end.
+KM-5 A relay that has ended is started again: in its pod, or in another one at the same address, that of the Service.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import attrs
 
@@ -27,7 +29,7 @@ from trimesh import limits
 from trimesh.jobs.job import Job, Pickle, checked_hosts
 from trimesh.jobs.launcher import Launcher
 from trimesh.jobs.pki import OwnPKI
-from trimesh.jobs.ssh import SSH, checked_via
+from trimesh.jobs.ssh import SSH
 
 if TYPE_CHECKING:
     from trimesh.jobs.kubernetes.attached import AttachedPods
@@ -36,9 +38,16 @@ if TYPE_CHECKING:
 AGENT: Final = "trimesh"
 """Name of the agent's container."""
 
+PORT_FORWARD: Final = "port-forward"
+
 
 def _checked_name(name: str | None) -> str | None:
     return None if name is None else checked_name(name)
+
+
+def _checked_relay(_: object, __: object, via: Any) -> None:
+    if via is not None and via != PORT_FORWARD and not isinstance(via, SSH):
+        raise TypeError(f'via= takes "port-forward", a relay host, jobs.SSH("login"), or None, got {via!r}')
 
 
 @attrs.frozen
@@ -61,8 +70,8 @@ class KubernetesJob(Job):
         resources: Requests and limits of each pod: `{"nvidia.com/gpu": 8, "memory": "64Gi"}`.
         name: Name of the objects; None makes a unique one.
         queue: Name of a Kueue queue.
-        via: Relay, if pods cannot reach this program: a host that both reach, see `SSH`, such as a pod with sshd behind
-            `kubectl port-forward`.
+        via: Relay, if pods cannot reach this program. "port-forward" runs one in a pod of its own, which this program
+            reaches through the API server; `SSH` names a host that both reach.
         interface: Address at which this program, or its relay, listens for pods; None takes that of the route to the
             API server, or of the relay's default route.
         port: Port at which this program listens; 0 lets the system choose.
@@ -80,7 +89,7 @@ class KubernetesJob(Job):
     resources: Mapping[str, str | int] | None = attrs.field(default=None, kw_only=True)
     name: str | None = attrs.field(default=None, kw_only=True, converter=_checked_name)
     queue: str | None = attrs.field(default=None, kw_only=True)
-    via: SSH | None = attrs.field(default=None, kw_only=True, validator=checked_via)
+    via: SSH | Literal["port-forward"] | None = attrs.field(default=None, kw_only=True, validator=_checked_relay)
     interface: str | None = attrs.field(default=None, kw_only=True)
     port: int = attrs.field(default=0, kw_only=True)
     advertise: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
@@ -92,6 +101,11 @@ class KubernetesJob(Job):
             raise ValueError(
                 f"pods of a KubernetesJob with via= dial its relay, got port={self.port} and advertise="
                 f"{self.advertise!r} for this program: leave them out"
+            )
+        if self.via == PORT_FORWARD and self.interface is not None:
+            raise ValueError(
+                'the relay of a KubernetesJob with via="port-forward" listens at the address of its pod, got interface='
+                f"{self.interface!r}: leave it out"
             )
 
     @property
@@ -105,11 +119,13 @@ class KubernetesJob(Job):
         """Return the objects that entering the block applies; changes nothing. `print(job.manifests())` writes YAML.
 
         Args:
-            address: Address at which this program would listen.
+            address: Address at which this program, or its relay, would listen.
             has_jobset: Whether the cluster has JobSets; otherwise a Job with a Service is used.
         """
         name = self.name or "trimesh-run"
-        return manifests_of(self.pods, name=name, run="RUN", address=(address,), has_jobset=has_jobset)
+        relay = relay_manifests(self.pods, name=name, run="RUN") if self.via == PORT_FORWARD else ()
+        hosts = manifests_of(self.pods, name=name, run="RUN", address=(address,), has_jobset=has_jobset)
+        return Manifests((*relay, *hosts))
 
     @staticmethod
     def attach(
@@ -187,6 +203,27 @@ Manifest = dict[str, Any]
 
 JOBSET_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
 RUN_LABEL: Final = "trimesh-actors/run"
+RELAY_PORT: Final = 4180
+"""Port of the relay in its pod, for hosts at the address of the pod, for the program at its loopback address."""
+
+_RELAY: Final = "from trimesh.jobs.relay_program import main; import sys; main(sys.argv[1])"
+_OF_RELAY: Final = (
+    *("imagePullSecrets", "serviceAccountName", "securityContext"),
+    *("nodeSelector", "tolerations", "affinity"),
+)
+"""Fields of `pod_template` that the relay pod has, too: it has no devices, volumes or further containers."""
+
+_RELAY_RESOURCES: Final[Mapping[str, Any]] = {
+    "requests": {"cpu": "100m", "memory": "64Mi"},
+    "limits": {
+        "memory": "512Mi"
+    },  # 4096 connections (limits.RELAY_CONNECTIONS_MAX) with 64 KiB each, and an interpreter
+}
+_RESTARTS_MAX: Final = (1 << 31) - 1
+
+RELAY_LABEL: Final = "trimesh-actors/relay"
+"""On the relay pod."""
+
 FIRST_LABEL: Final = "trimesh-actors/first"
 """On pods added later: the place of the first pod of their Job among all pods of the run."""
 
@@ -331,6 +368,55 @@ def more_manifests(pods: PodsOfRun, *, name: str, run: str, address: tuple[str, 
     spec = {**_job_spec(pods, _pod_template(pods, name, labels, address, has_jobset=True)), **_LIFE}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(pods, name, labels), "spec": spec}
     return Manifests((job, _secret(name, labels)))
+
+
+def relay_manifests(pods: PodsOfRun, *, name: str, run: str) -> Manifests:
+    """Return the manifests of the relay pod of a run (KM-5).
+
+    Args:
+        pods: The hosts, whose image and template it takes.
+        name, run: See `manifests_of`.
+    """
+    metadata = {"name": f"{name}-relay", "labels": _labels(run)}
+    own = {**_labels(run), RELAY_LABEL: run}
+    of_pods, given = _part(pods.template, "metadata"), _part(pods.template, "spec")
+    agent = _agent_of(_list(given, "containers") or [{}])
+    order = {
+        "interface": "$(POD_IP)",
+        "towards": "",
+        "port": RELAY_PORT,
+        "lease": limits.POD_RELAY_LEASE_SECONDS,
+        "beat": limits.RELAY_BEAT_SECONDS,
+        "connections": limits.RELAY_CONNECTIONS_MAX,
+    }
+    container: Manifest = {
+        **{key: agent[key] for key in ("imagePullPolicy", "securityContext") if key in agent},
+        "name": agent.get("name", AGENT),
+        "image": pods.image or agent.get("image"),
+        "command": ["python3", "-c", _RELAY, json.dumps(order)],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "ports": [{"containerPort": RELAY_PORT}],
+        "resources": _RELAY_RESOURCES,
+    }
+    spec: Manifest = {
+        **{key: copy.deepcopy(given[key]) for key in _OF_RELAY if key in given},
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "OnFailure",
+        "containers": [container],
+    }
+    template: Manifest = {"metadata": {"labels": {**_part(of_pods, "labels"), **own}}, "spec": spec}
+    if of_pods.get("annotations"):
+        template["metadata"]["annotations"] = dict(of_pods["annotations"])
+    job = {"backoffLimit": _RESTARTS_MAX, "template": template, **_LIFE}
+    service = {"selector": {RELAY_LABEL: run}, "ports": [{"port": RELAY_PORT}], "publishNotReadyAddresses": True}
+    return Manifests(
+        (
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job},
+            {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        )
+    )
 
 
 _LIFE: Final[Mapping[str, Any]] = {"ttlSecondsAfterFinished": int(limits.POD_KEPT_SECONDS)}

@@ -1,6 +1,6 @@
 """Launcher of agents in pods of Kubernetes.
 
-    open      connect to the cluster
+    open      connect to the cluster; with via="port-forward" apply the manifests of the relay pod
     allocate  apply the manifests; wait until the agents of all pods run and wait for their tokens
     start     for each host: put its token into the Secret, and change its pod so that the kubelet reads it soon
     grow      as allocate, for further pods: more hosts, or a replacement for a pod that has ended
@@ -27,11 +27,24 @@ import trio
 from trimesh import limits
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
+from trimesh.jobs.addresses import LOOPBACK, held_port, with_port
 from trimesh.jobs.kubernetes import cluster as words
-from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, HostPod, PodWatch, open_cluster
+from trimesh.jobs.kubernetes.cluster import (
+    CONFLICT,
+    NOT_FOUND,
+    RELAY_LABEL,
+    RELAY_PLACE,
+    ApiError,
+    Cluster,
+    HostPod,
+    PodWatch,
+    open_cluster,
+)
 from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     JOBSET_VERSION,
+    PORT_FORWARD,
+    RELAY_PORT,
     RUN_LABEL,
     KubernetesJob,
     Manifest,
@@ -39,10 +52,12 @@ from trimesh.jobs.kubernetes.job import (
     agent_name,
     manifests_of,
     more_manifests,
+    relay_manifests,
 )
 from trimesh.jobs.kubernetes.pod_agent import PodAgent, interface_towards
+from trimesh.jobs.kubernetes.port_forward import PortForwarder
 from trimesh.jobs.launcher import AgentOrder
-from trimesh.jobs.ssh import RelayedLauncher
+from trimesh.jobs.ssh import SSH, RelayedLauncher
 
 _log: Final = logging.getLogger("trimesh")
 _OLDEST: Final = (1, 29)
@@ -68,6 +83,7 @@ class KubernetesLauncher(RelayedLauncher):
         self._nursery: trio.Nursery
         self._addresses: tuple[str, ...] = ()
         self._batches: list[PodBatch] = []
+        self._forwarder: PortForwarder | None = None
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
@@ -80,18 +96,41 @@ class KubernetesLauncher(RelayedLauncher):
                     try:
                         yield
                     finally:
+                        self._nursery.cancel_scope.cancel(reason="the hosts are left")
                         with trio.CancelScope(shield=True):
                             await self._delete_all()
-                        self._nursery.cancel_scope.cancel(reason="the hosts are left")
             except ApiError as error:
                 raise SpawnError(f"Kubernetes, namespace {self._cluster.namespace}: {error}") from error
 
     async def _find_way(self, stack: AsyncExitStack) -> None:
         job = self._job
-        if job.via is not None:
+        if job.via == PORT_FORWARD:
+            try:
+                await self._apply_relay(stack.enter_context(held_port()))
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await self._delete_all()
+                raise
+        elif isinstance(job.via, SSH):
             await self.relay(stack, job.via, job.interface, "")
         else:
             self.interface = await interface_towards(self._cluster, job.interface, self.advertised)
+
+    async def _apply_relay(self, port: int) -> None:
+        """Apply the relay pod, and let the program listen behind it; the pod may run later than this."""
+        batch = PodBatch(f"{self._name}-relay", (RELAY_PLACE,))
+        await self._apply(batch, relay_manifests(self._job.pods, name=self._name, run=self._run))
+        service = await self._cluster.read("Service", batch.name)
+        address = with_port(str(service["spec"]["clusterIP"]), RELAY_PORT)
+        self.interface, self.port, self.advertised = LOOPBACK, port, (address,)
+        order = {
+            "namespace": self._cluster.namespace,
+            "selector": f"{RELAY_LABEL}={self._run}",
+            "container": self._container,
+            "port": RELAY_PORT,
+            "door": port,
+        }
+        self._forwarder = PortForwarder(order, self._watch.tell)
 
     async def _check_version(self) -> None:
         said = await self._cluster.get("/version")
@@ -115,7 +154,16 @@ class KubernetesLauncher(RelayedLauncher):
         )
         await self._apply(batch, manifests)
         self._nursery.start_soon(self._watch.run)
+        if self._forwarder is not None:
+            self._nursery.start_soon(self._forward, self._forwarder)
         await self._wait_running(batch, say)
+
+    async def _forward(self, forwarder: PortForwarder) -> None:
+        """Reach the relay once it runs: it waits for less long than hosts may be in a queue."""
+        await self._watch.until(
+            lambda: any(words.is_running(one.pod, self._container) for one in self._seen((RELAY_PLACE,)))
+        )
+        await forwarder.keep()
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
         """Create further pods; see `Launcher.grow`."""
@@ -198,32 +246,41 @@ class KubernetesLauncher(RelayedLauncher):
             made = await self._cluster.create(manifest)
         return made  # noqa: RET504 - type checkers assume that a scope may end its block early
 
-    def _seen(self, batch: PodBatch) -> Sequence[HostPod]:
-        return [self._watch.hosts[rank] for rank in batch.ranks if rank in self._watch.hosts]
+    def _seen(self, places: Sequence[int]) -> Sequence[HostPod]:
+        return [self._watch.hosts[place] for place in places if place in self._watch.hosts]
+
+    def _awaited(self, batch: PodBatch) -> Sequence[int]:
+        """Return the places of pods that must run before the hosts of a batch can join."""
+        return batch.ranks if self._forwarder is None else (RELAY_PLACE, *batch.ranks)
 
     def _looked(self, batch: PodBatch, say: Callable[[str], None]) -> bool:
         """Report progress; return whether all pods run, or one never will."""
-        seen = self._seen(batch)
-        if self._watch.failure is not None or any(self._over(one) is not None for one in seen):
+        awaited = self._awaited(batch)
+        seen = self._seen(awaited)
+        forwarder = self._forwarder
+        has_failed = self._watch.failure is not None or (forwarder is not None and bool(forwarder.failure))
+        if has_failed or any(self._over(one) is not None for one in seen):
             return True
         running = sum(words.is_running(one.pod, self._container) for one in seen)
         waiting = [words.waits_for(one.pod) for one in seen if not words.is_running(one.pod, self._container)]
         said = next((f": {one}" for one in waiting if one), "")
-        say(f"{running} of {len(batch.ranks)} pods run{said}")
-        return running == len(batch.ranks)
+        say(f"{running} of {len(awaited)} pods run{said}")
+        return running == len(awaited) and (forwarder is None or forwarder.is_ready)
 
     def _over(self, one: HostPod) -> str | None:
-        return words.hopeless(one.pod) if one.end is None else one.end.text
+        is_started_again = words.place_of(one.pod) == RELAY_PLACE
+        return words.hopeless(one.pod) if one.end is None or is_started_again else one.end.text
 
     async def _failure(self, batch: PodBatch) -> str | None:
         if self._watch.failure is not None:
             return f"the API server does not report the pods of {batch.name}: {self._watch.failure}"
-        for one in self._seen(batch):
+        for one in self._seen(self._awaited(batch)):
             text = self._over(one)
             if text is not None:
                 log = await self._cluster.log(one.name, self._container)
-                return f"the pod {one.name} cannot be a host: {text}" + (f"; its last words: {log}" if log else "")
-        return None
+                what = "the relay" if words.place_of(one.pod) == RELAY_PLACE else "a host"
+                return f"the pod {one.name} cannot be {what}: {text}" + (f"; its last words: {log}" if log else "")
+        return None if self._forwarder is None else self._forwarder.failure or None
 
     async def _beat(self, batch: PodBatch) -> None:
         """Change the Secret at intervals: pods that wait for their tokens see that the program lives."""
@@ -256,7 +313,7 @@ class KubernetesLauncher(RelayedLauncher):
     async def _notify(self, batch: PodBatch, number: int) -> None:
         """Change an annotation of each pod, so that its kubelet reads the Secret now, not within a minute."""
         change = {"metadata": {"annotations": {"trimesh-actors/look": f"{self._run}-{number}"}}}
-        late = [one for one in self._seen(batch) if one.end is None and not words.is_ready(one.pod)]
+        late = [one for one in self._seen(batch.ranks) if one.end is None and not words.is_ready(one.pod)]
         bound = trio.CapacityLimiter(limits.KUBERNETES_CALLS_AT_ONCE)
 
         async def look(one: HostPod) -> None:
