@@ -1061,6 +1061,8 @@ PAGE_MESHES_MAX: Final = 64
 """Meshes that the page draws; those with failures first."""
 PAGE_PROBLEMS_MAX: Final = 100
 """Problems listed, the most urgent first; the rest is counted."""
+PAGE_RESOLVED_SECONDS: Final = 60.0
+"""Age up to which a failure stays among the problems after its members were restarted; then it is in the events."""
 PAGE_ROWS_MAX: Final = 200
 """Rows of a table of the page: calls that differ in more than their member, links, events. Filters find others."""
 PAGE_NODES_MAX: Final = 150

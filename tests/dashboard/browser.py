@@ -119,11 +119,14 @@ class Tab:
         """Prefer "light" or "dark"."""
         await self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
 
+    async def resize(self, width: int, height: int) -> None:
+        """Set the size of the window, in pixels."""
+        size = {"width": width, "height": height}
+        await self.send("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
+
     async def picture(self, path: Path, *, width: int = 1440, height: int = 900) -> None:
         """Write what is seen as a PNG."""
-        await self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
-        )
+        await self.resize(width, height)
         await self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         found = await self.send("Page.captureScreenshot", format="png")
         await trio.Path(path).write_bytes(base64.b64decode(found["data"]))

@@ -112,7 +112,7 @@ def test_actor_is_as_bad_as_its_process():
     assert letters == "qbiLx"
 
 
-def test_first_failure_comes_first_with_its_causes_and_a_mended_one_last():
+def test_first_failure_comes_first_with_its_causes_and_a_restarted_one_last():
     """PQ-1: equal ones of several members are one line (PM-2), and a dead process that failed is not told twice."""
     events = (
         EventRow(number=1, at=5.0, kind="Died", name="procs[gpus=1]", mesh="procs", text="gone", is_failure=True),
@@ -133,7 +133,42 @@ def test_first_failure_comes_first_with_its_causes_and_a_mended_one_last():
         ("c",),
         6.0,
     )
-    assert (last.kind, last.names, last.is_sure) == ("mended", ("procs[gpus=1]",), False)
+    assert (last.kind, last.names, last.is_sure) == ("restarted", ("procs[gpus=1]",), False)
+
+
+def died(number: int, name: str, at: float = 5.0, kind: str = "Died") -> EventRow:
+    text = "ProcDied: procs[gpus=1] was killed" * (kind == "Died")
+    mesh = name.partition("[")[0]
+    return EventRow(number=number, at=at, kind=kind, name=name, mesh=mesh, text=text, is_failure=kind == "Died")
+
+
+def test_death_of_a_process_is_one_problem_with_its_actors():
+    """PQ-2: the actors report the error of their process."""
+    events = tuple(died(at, name) for at, name in enumerate(("procs[gpus=1]", "a[gpus=1]", "b[gpus=1]"), 1))
+    seen = RunSnapshot(taken_at=9.0, procs=(proc(0), proc(1, "dead")), events=events, failures=events)
+    [one] = problems(seen)
+    assert (one.names, one.count, one.parts) == (("procs[gpus=1]",), 1, ("a[gpus=1]", "b[gpus=1]"))
+
+
+def test_restarted_member_is_a_problem_for_a_minute():
+    """PQ-1: then it is in the events only."""
+    names = ("procs[gpus=1]", "a[gpus=1]")
+    deaths = tuple(died(at, name) for at, name in enumerate(names, 1))
+    starts = tuple(died(at, name, at=6.0, kind="Restarted") for at, name in enumerate(names, 3))
+    for later, kinds_then in ((limits.PAGE_RESOLVED_SECONDS, ["restarted"]), (limits.PAGE_RESOLVED_SECONDS + 1, [])):
+        seen = RunSnapshot(
+            taken_at=6.0 + later, procs=(proc(1, incarnation=1),), events=deaths + starts, failures=deaths
+        )
+        assert kinds(problems(seen)) == kinds_then
+        assert len(see(seen).board.events) == 4
+
+
+def test_call_that_has_not_ended_on_a_silent_process_is_not_a_second_problem():
+    """PQ-4: it follows from the first one."""
+    procs = (proc(1, "silent", stalled_seconds=9.0), *(proc(rank) for rank in range(2, 8)))
+    seen = RunSnapshot(taken_at=9.0, procs=procs, actors=workers(8), calls=(call(1, called=8),))
+    assert kinds(problems(seen)) == ["silent"]
+    assert kinds(problems(RunSnapshot(taken_at=9.0, actors=workers(8), calls=(call(1, called=8),)))) == ["alone"]
 
 
 def test_few_that_alone_are_in_a_call_and_few_that_alone_are_not():

@@ -128,6 +128,7 @@ async def test_keys_do_what_the_mouse_does(chromium: Chromium):
             await tab.until("document.querySelector('.logs').innerText.includes('loss')")
             await tab.press("n")
             await tab.until("document.activeElement.className === 'problem'")
+            await tab.until("document.querySelector('.behind').innerText.includes('was killed by SIGKILL')")
             await tab.press("Escape", "m")
             await tab.until("document.activeElement.className === 'cells'")
             await tab.press("ArrowDown")
@@ -135,7 +136,7 @@ async def test_keys_do_what_the_mouse_does(chromium: Chromium):
             for key, at in {"Home": 0, "ArrowRight": 1}.items():  # a key begins where the page has drawn the one before
                 await tab.press(key)
                 name = f"trainers[hosts=0,gpus={at}]"
-                await tab.until(f"document.querySelector('.detail h2').innerText === '{name}'")
+                await tab.until(f"document.querySelector('.member').innerText === '{name}'")
             side = await tab.eval("document.querySelector('.cells .all').style.height")
             await tab.press("+", "+")
             await tab.until(f"document.querySelector('.cells .all').style.height !== '{side}'")
@@ -166,9 +167,13 @@ async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Ch
             await tab.until(f"{KINDS}.join() === 'silent,pinned,unread'")
             signs = "[...document.querySelectorAll('.problem .sign')].map((one) => one.innerText.trim())"
             assert (await tab.eval(signs))[1:] == ["◉", "∅"]
-            silent, pinned, unread = [
-                await tab.eval(f"document.querySelectorAll('.problem')[{at}].innerText") for at in range(3)
-            ]
+            details = list[str]()
+            for at in range(3):
+                await tab.press("n")
+                title = f"document.querySelectorAll('.problem')[{at}].querySelector('.title').firstChild.data.trim()"
+                await tab.until(f"document.querySelector('.behind h2').innerText.endsWith({title})")
+                details.append(await tab.text(".behind"))
+            silent, pinned, unread = details
             assert "in trainer[hosts=0,gpus=1].step" in silent
             assert 'File "train.py", line 88 in backward' in silent
             assert "py-spy dump --native --pid 10001 on node0" in silent
@@ -177,9 +182,32 @@ async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Ch
             assert "publish waits" in pinned
             assert "trainers[hosts=0,gpus=4] has published 40 versions" in unread
             await tab.eval("document.querySelectorAll('.problem')[1].click()")
-            await tab.until("document.querySelector('.detail h2').innerText === 'trainers[hosts=0,gpus=3]'")
+            await tab.until("document.querySelector('.member').innerText === 'trainers[hosts=0,gpus=3]'")
             await tab.press("6")
             await tab.until("document.querySelector('main').innerText.includes('1 by trainers[hosts=0,gpus=3]')")
+            assert tab.said == []
+
+
+async def test_problems_are_one_line_each_in_a_fifth_of_the_window(chromium: Chromium):
+    """PQ-5: folded, their number stays; opened, the detail stands beside, and the lines stay where they are."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(512, 8), every=0.5) as server:
+            tab = await opened(browser, server)
+            heights = "[...document.querySelectorAll('.problem')].map((one) => one.offsetHeight)"
+            for width, height in ((1400, 900), (390, 844)):
+                await tab.resize(width, height)
+                await tab.until(f"{heights}.length === 5 && Math.max(...{heights}) < 32")
+                before = await tab.eval("document.querySelector('.problems').offsetHeight")
+                assert before <= height / 5
+                await tab.eval("document.querySelectorAll('.problem')[1].click()")
+                await tab.until("document.querySelector('.behind').innerText.includes('no Python code runs')")
+                assert await tab.eval("document.querySelector('.problems').offsetHeight") == before
+                await tab.press("Escape")
+                await tab.until("!document.querySelector('.behind')")
+            await tab.eval("document.querySelector('.fold').click()")
+            await tab.until("!document.querySelector('.problem')")
+            assert (await tab.text(".fold")).startswith("5")
+            assert "failure" in await tab.text(".problems p")
             assert tab.said == []
 
 

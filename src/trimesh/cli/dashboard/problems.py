@@ -1,9 +1,12 @@
 """Problems of a run, most urgent first; PURE.
 
 PQ-1 Failures come first, oldest first: later ones may be follow-on failures. Failures whose members were restarted come
-     last.
-PQ-2 Members with the same problem share one line.
+     last, and are left out after `limits.PAGE_RESOLVED_SECONDS`.
+PQ-2 Members with the same problem share one line. The death of a process is one problem, with its actors in `parts`.
 PQ-3 A merely unusual state (memory, a single rank that has not left a call) is marked: `is_sure` is False.
+PQ-4 A process that does not run is one problem: that a call has not ended there only follows from it.
+PQ-5 The strip has one line for each and at most a fifth of the window. Details open beside the tab; folded, the number
+     of problems stays.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from trimesh.observe import (
     unread_versions,
 )
 
-_MENDED: Final = ("Restarted", "Started")
+_RESTARTED: Final = ("Restarted", "Started")
 _GROWN: Final = 3
 _GROWN_BYTES: Final = 64 << 20
 _FEW: Final = 4
@@ -59,10 +62,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: "ended", "failure", "deadlock", "dead", "silent", "stopped", "stuck", "waited for", "full", "pinned",
-            "alone", "absent", "memory", "unread", "mended".
+            "alone", "absent", "memory", "unread", "restarted".
         title: Member and problem.
         text: Details.
         names: The members, at most four.
+        parts: Actors that have died with their processes, at most four.
         count: Number of members.
         at: Source line, if known.
         chain: Chain of causes, or the cycle; each line follows from the next one.
@@ -74,6 +78,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     text: str = ""
     names: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     count: int = 1
     at: str = ""
     chain: tuple[str, ...] = ()
@@ -92,13 +97,15 @@ def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
     graph = WaitGraph(seen)
     found = [] if cause is None else [_ended(cause)]
     found += [one for one in failures if one.kind == "failure"]
-    found += _deadlocks(graph)
-    told = {event.name for event in seen.failures}
-    found += _procs(seen, [proc for proc in seen.procs if proc.state != "dead" or proc.name not in told])
+    found += _deadlocks(graph, seen.taken_at)
+    failed = {event.name for event in seen.failures}
+    found += _procs(seen, [proc for proc in seen.procs if proc.state != "dead" or proc.name not in failed])
     found += _full(seen)
     found += _pinned(seen)
-    found += _waited_for(graph)
-    found += _odd(seen)
+    idle = {call.name for call in seen.calls if call.proc in {proc.id for proc in seen.procs if proc.state not in FINE}}
+    for one in (*_waited_for(graph, seen.taken_at), *_odd(seen)):
+        if not idle.issuperset(one.names) or one.kind == "absent":  # PQ-4
+            found.append(one)
     found += _grown(seen.procs)
     found += _unread(seen)
     return [*found, *(one for one in failures if one.kind != "failure")]
@@ -114,30 +121,37 @@ def _ended(cause: Cause) -> Problem:
 
 
 def _failures(seen: RunSnapshot) -> Iterator[Problem]:
-    last = dict[str, str]()
+    last = dict[str, EventRow]()
     for event in seen.events:
-        if event.is_failure or event.kind in _MENDED:
-            last[event.name] = event.kind
+        if event.is_failure or event.kind in _RESTARTED:
+            last[event.name] = event
+    procs = {proc.name for proc in seen.procs}
+    deaths = {event.text for event in seen.failures if event.name in procs}
     groups = dict[tuple[str, str, str], list[EventRow]]()
     for event in seen.failures:
-        groups.setdefault((event.kind, event.mesh, event.text), []).append(event)
+        mesh = "" if event.text in deaths else event.mesh  # an actor reports the error of its process
+        groups.setdefault((event.kind, mesh, event.text), []).append(event)
     for (kind, _, text), events in groups.items():
-        first = events[0]
-        mended = all(last.get(event.name) in _MENDED for event in events)
-        names = tuple(dict.fromkeys(event.name for event in events))
+        every = tuple(dict.fromkeys(event.name for event in events))
+        names = tuple(name for name in every if name in procs) or every
+        ends = [last[name] for name in every]
+        restarted = all(event.kind in _RESTARTED for event in ends)
+        if restarted and max(event.at for event in ends) < seen.taken_at - limits.PAGE_RESOLVED_SECONDS:
+            continue
         yield Problem(
-            kind="mended" if mended else "failure",
-            title=f"{some(names)} {kind.lower()}",
+            kind="restarted" if restarted else "failure",
+            title=f"{some(names)} {kind.lower()}{' and was restarted' * restarted}",
             text=text,
             names=names[:_FEW],
+            parts=tuple(name for name in every if name not in names)[:_FEW],
             count=len(names),
-            chain=first.causes,
-            when=first.at,
-            is_sure=not mended,
+            chain=events[0].causes,
+            when=events[0].at,
+            is_sure=not restarted,
         )
 
 
-def _deadlocks(graph: WaitGraph) -> Iterator[Problem]:
+def _deadlocks(graph: WaitGraph, now: float) -> Iterator[Problem]:
     for one in graph.culprits():
         if one.cycle:
             calls = [graph.calls[call_id] for call_id in one.cycle]
@@ -151,6 +165,7 @@ def _deadlocks(graph: WaitGraph) -> Iterator[Problem]:
                 names=tuple(dict.fromkeys(call.name for call in calls))[:_FEW],
                 count=len(calls),
                 chain=tuple(lines),
+                when=now - min(call.age for call in calls),
             )
 
 
@@ -193,7 +208,7 @@ def _with_call(words: str, seen: RunSnapshot, proc: ProcRow) -> str:
     return f"in {_called(call)}, called{by} {duration(call.age)} ago: {words}"
 
 
-def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
+def _waited_for(graph: WaitGraph, now: float) -> Iterator[Problem]:
     """Yield the calls older than `limits.STALL_SECONDS` that others wait for."""
     for one in graph.culprits():
         if not one.cycle and one.waiters and one.call.age >= limits.STALL_SECONDS and one.call.state != "sending":
@@ -206,6 +221,7 @@ def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
                 names=(call.name,),
                 at=call.at,
                 chain=call.stack[1:],
+                when=now - call.age,
             )
 
 
@@ -281,11 +297,20 @@ def _odd(seen: RunSnapshot) -> Iterator[Problem]:
             left = left if len(left) == others else []  # the members of a slice are not known
             who = some(left) if left else f"{others} of {others + len(names)} members"
             title = f"{who} is not in {what}, in which {len(names)} others are"
-            yield Problem(kind="absent", title=title, text=text, names=tuple(left[:_FEW]), is_sure=False)
+            names, when = tuple(left[:_FEW]), seen.taken_at - oldest.age
+            yield Problem(kind="absent", title=title, text=text, names=names, when=when, is_sure=False)
         elif others > 1 and len(names) <= few:
             title = f"{what} has ended on {others} of {others + len(names)} members, but not on {some(names)}"
-            chain, at = oldest.stack[1:], oldest.at
-            yield Problem(kind="alone", title=title, text=text, names=names[:_FEW], at=at, chain=chain, is_sure=False)
+            yield Problem(
+                kind="alone",
+                title=title,
+                text=text,
+                names=names[:_FEW],
+                at=oldest.at,
+                chain=oldest.stack[1:],
+                when=seen.taken_at - oldest.age,
+                is_sure=False,
+            )
 
 
 def _grown(procs: Sequence[ProcRow]) -> Iterator[Problem]:

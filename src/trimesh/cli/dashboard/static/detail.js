@@ -6,6 +6,7 @@ import { confirmed } from "./act.js";
 import { cellOf } from "./layout.js";
 import { LETTERS_OF } from "./cells.js";
 import { Sample } from "./meshes.js";
+import { ProblemDetail } from "./problems.js";
 import { clock, count, duration, size } from "./format.js";
 import { store, update } from "./store.js";
 
@@ -37,17 +38,23 @@ export async function look() {
   if (store.selected === name) update({ detail });
 }
 
-export function Detail({ detail, said, scheme }) {
-  const close = () => update({ selected: "", detail: null, said: "" });
-  if (detail === null) return null;
-  const head = html`<button type="button" class="close" onClick=${close} aria-label="close (Escape)">×</button>`;
-  if (detail.error) return html`<aside class="detail" aria-label="one member">${head}<p>${detail.error}</p></aside>`;
+/** What stands beside the tab: the problem that is open, then the member that is selected. */
+export function Aside({ problem, detail, said, scheme }) {
+  const close = () => update({ selected: "", detail: null, opened: "", said: "" });
+  return html`<aside class="detail" aria-label="detail">
+    <button type="button" class="close" onClick=${close} aria-label="close (Escape)">×</button>
+    ${problem && html`<${ProblemDetail} one=${problem} scheme=${scheme} />`}
+    ${detail && html`<${Detail} detail=${detail} said=${said} scheme=${scheme} />`}
+  </aside>`;
+}
+
+function Detail({ detail, said, scheme }) {
+  if (detail.error) return html`<p>${detail.error}</p>`;
   const { activity } = detail;
   const { proc } = activity;
   const state = `${proc.state}${proc.stalled_seconds ? ` for ${duration(proc.stalled_seconds)}` : ""}`;
-  return html`<aside class="detail" aria-label="one member">
-    ${head}
-    <h2>${proc.name}</h2>
+  return html`<section aria-label="member">
+    <h2 class="member">${proc.name}</h2>
     <p class="state"><${Sample} letter=${LETTERS_OF[proc.state] || "r"} scheme=${scheme} /> ${state}</p>
     <dl>
       <dt>pid</dt>
@@ -92,7 +99,7 @@ export function Detail({ detail, said, scheme }) {
       <ul class="plain">
         ${detail.events.map((event) => html`<li key=${event.number}><time>${clock(event.at)}</time> <b>${event.kind}</b> ${event.text}</li>`)}
       </ul>`}
-  </aside>`;
+  </section>`;
 }
 
 function Call({ call }) {

@@ -12,6 +12,11 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** 0 s, 10 s, 4 min 5 s: whole, for what grows on the page */
+export function age(seconds) {
+  return seconds < 60 ? `${Math.max(0, Math.floor(seconds))} s` : duration(seconds);
+}
+
 /** 12 us, 3.4 ms, 1.2 s */
 export function latency(seconds) {
   if (seconds === null || seconds === undefined) return "–";

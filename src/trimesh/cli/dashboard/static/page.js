@@ -3,9 +3,9 @@
 import { html, render } from "./markup.js";
 import { forgetColours } from "./cells.js";
 import { clock, count, duration, many, size } from "./format.js";
-import { Detail, look } from "./detail.js";
+import { Aside, look } from "./detail.js";
 import { Dialog } from "./act.js";
-import { Problems } from "./problems.js";
+import { Problems, openedProblem } from "./problems.js";
 import { follow } from "./run.js";
 import { listen } from "./keys.js";
 import { onChange, store, update } from "./store.js";
@@ -18,8 +18,9 @@ function Page({ store }) {
   const { board } = store;
   if (!board) return html`<p class="starting">${store.connection === "lost" ? "the page's server does not answer ..." : "asking the run ..."}</p>`;
   const { shows: Tab } = TABS.find((tab) => tab.key === store.tab);
+  const problem = openedProblem();
   return html`<header><${Head} store=${store} /></header>
-    <${Problems} board=${board} opened=${store.opened} scheme=${store.scheme} />
+    <${Problems} board=${board} opened=${store.opened} folded=${store.folded} scheme=${store.scheme} />
     <nav role="tablist" aria-label="what is shown">
       ${TABS.map(
         (tab, at) => html`<button
@@ -33,9 +34,9 @@ function Page({ store }) {
       <input id="filter" type="search" placeholder="/ filter" aria-label="filter" value=${store.filter} onInput=${(event) => update({ filter: event.target.value })} />
       <button type="button" onClick=${() => update({ dialog: "keys" })}><kbd>?</kbd> keys</button>
     </nav>
-    <div class=${`body ${store.detail ? "split" : ""}`}>
+    <div class=${`body ${store.detail || problem ? "split" : ""}`}>
       <main role="tabpanel" aria-label=${store.tab}><${Tab} store=${store} /></main>
-      <${Detail} detail=${store.detail} said=${store.said} scheme=${store.scheme} />
+      ${(store.detail || problem) && html`<${Aside} problem=${problem} detail=${store.detail} said=${store.said} scheme=${store.scheme} />`}
     </div>
     <${Dialog} dialog=${store.dialog} />`;
 }

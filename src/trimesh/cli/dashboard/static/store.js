@@ -9,7 +9,8 @@ export const store = {
   colourBy: "state",
   filter: "",
   detail: null, // of what is selected
-  opened: "", // the problem whose chain is shown
+  opened: "", // the problem whose detail is shown
+  folded: false, // whether the problems are one line
   dialog: null, // { title, text, act } asks before an act; "keys" shows the keys
   said: "", // the last answer to an act
 };
