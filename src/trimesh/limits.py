@@ -1057,6 +1057,8 @@ PAGE_CURVE_POINTS: Final = 300
 """Points of one curve: as many as a chart has columns of two pixels."""
 PAGE_CELLS_MAX: Final = 65_536
 """Cells of one mesh that the page draws: more have no pixel."""
+PAGE_PANELS_MAX: Final = 128
+"""Cells of a mesh up to which the page shows endpoint and resources of each: more have no room for words."""
 PAGE_MESHES_MAX: Final = 64
 """Meshes that the page draws; those with failures first."""
 PAGE_PROBLEMS_MAX: Final = 100

@@ -90,7 +90,7 @@ async def shoot(path: Path) -> None:
                     # The first problem is the killed rank: a stuck one would show the paths of the checkout.
                     await tab.eval("document.querySelector('.problem').click()")
                     await tab.until("document.querySelector('.detail').innerText.includes('SIGKILL')")
-                    await tab.until("/[1-9]\\d* messages/.test(document.querySelector('header').innerText)")
+                    await tab.until("/[1-9]\\d* messages/.test(document.querySelector('.tiles').innerText)")
                     await tab.picture(path, width=WIDTH, height=HEIGHT)
         finally:
             for process in (dashboard, program):

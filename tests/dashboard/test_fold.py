@@ -12,7 +12,7 @@ pytest.importorskip("cyclopts")
 
 from trimesh import limits
 from trimesh._wire import flight
-from trimesh._wire.observed import ActorRow, CallRow, EventRow, ProcRow, ProcView, WaitRow
+from trimesh._wire.observed import ActorRow, CallRow, EndpointRow, EventRow, ProcRow, ProcView, WaitRow
 from trimesh.cli.dashboard.board import grids, see, wait_picture, with_end
 from trimesh.cli.dashboard.detail import TaskBar, detail, latencies, page_json, task_stream
 from trimesh.cli.dashboard.problems import Problem, problems
@@ -110,6 +110,48 @@ def test_actor_is_as_bad_as_its_process():
     placed, _ = grids(activity_between(seen), actors, ())
     [letters] = [one.grid.letters for one in placed if one.grid.kind == "actors"]
     assert letters == "qbiLx"
+
+
+def test_actor_mesh_is_on_the_mesh_of_its_processes():
+    """GD-3: where most of its members are; the oldest call of each cell has its endpoint."""
+    procs = (*(proc(rank) for rank in range(3)), ProcRow(id="9", parent="0", name="other", mesh="other"))
+    rows = [ActorRow(proc=one, name=f"a[g={at}]", mesh="a", point={"g": at}) for at, one in enumerate("129")]
+    calls = (call(0, "load", age=2.0), call(0, "step", id="0.8@1", age=9.25))
+    seen = RunSnapshot(taken_at=0.0, procs=procs, actors=(*rows, *workers(2)), calls=calls)
+    placed = {one.grid.name: one.grid for one in grids(activity_between(seen), seen.actors, calls)[0]}
+    assert (placed["a"].on, placed["workers"].on, placed["procs"].on) == ("procs", "procs", "")
+    assert (placed["workers"].oldest, placed["workers"].age) == (("step", ""), (9.2, 0.0))
+    assert (placed["procs"].oldest, placed["other"].oldest) == (("step", "", ""), ())
+
+
+def test_process_that_does_not_answer_keeps_what_was_last_seen():
+    """GD-4: memory, actors; also for several snapshots."""
+    before = RunSnapshot(taken_at=1.0, procs=(proc(0, cpu_seconds=3.0),), actors=workers(1))
+    seen = see(before)
+    for at in (2.0, 3.0):
+        seen = see(RunSnapshot(taken_at=at, procs=(proc(0, "silent", memory_bytes=0),)), seen.snapshot)
+        found = {one.grid.name: one.grid for one in seen.placed}
+        assert (found["procs"].letters, found["procs"].memory, found["procs"].cpu) == ("L", (100,), ())
+        assert found["workers"].letters == "L"
+
+
+def test_sums_are_rates_between_two_snapshots():
+    """Cores, ended calls and messages; none in the first snapshot, where nothing is known of them."""
+    first, second = (
+        RunSnapshot(
+            taken_at=at,
+            procs=(proc(0, cpu_seconds=at, gpu_percent=40, gpu_memory_bytes=7), proc(1)),
+            endpoints=(EndpointRow(proc="1", name="a", endpoint="step", calls=int(at * 50), errors=3),),
+        )
+        for at in (10.0, 12.0)
+    )
+    sums = see(first).board.sums
+    assert (sums.ended, sums.cpu, sums.messages, sums.errors) == (None, None, None, 3)
+    seen = see(second, first)
+    sums = seen.board.sums
+    assert (sums.ended, sums.cpu, sums.messages, sums.gpu, sums.gpu_memory) == (50.0, 1.0, 0.0, 40, 7)
+    assert seen.placed[0].grid.cpu == (100, 0)
+    assert seen.placed[0].grid.gpu == (40, 0)
 
 
 def test_first_failure_comes_first_with_its_causes_and_a_restarted_one_last():

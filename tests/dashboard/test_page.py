@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,75 @@ async def test_keys_do_what_the_mouse_does(chromium: Chromium):
             await tab.until("!document.querySelector('.detail')")
             await tab.press("/", "n", "o", "x")
             await tab.until("document.querySelector('.meshes').innerText.includes('no mesh has nox')")
+            assert tab.said == []
+
+
+LAID = """(async () => {
+    const { layOut } = await import('./static/layout.js');
+    return Object.fromEntries(Object.entries(%s).map(([name, sizes]) => {
+        const cells = sizes.reduce((product, size) => product * size, 1);
+        const { across, blocks, deep, width, place, cellAt } = layOut(sizes, cells, 1300, 420, 0, 4);
+        const all = Array.from({ length: cells }, (_, cell) => place(cell));
+        const back = all.every(([x, y], cell) => cellAt(x + 1, y + 1) === cell);
+        return [name, [across, deep, blocks, width <= 1300, back && new Set(all.map(String)).size === cells]];
+    }));
+})()"""
+SIZES = {
+    "8x8": [8, 8], "512x8": [512, 8], "2x8x8": [2, 8, 8], "100": [100], "8": [8], "3x1000": [3, 1000], "one": [],
+}  # fmt: skip
+
+
+async def test_mesh_is_drawn_by_its_dimensions(chromium: Chromium):
+    """GD-5: rows and columns, grids beside each other, long rows wrapped; each cell has a place, and is found there."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(2, 2)) as server:
+            tab = await opened(browser, server)
+            found = await tab.eval(LAID % json.dumps(SIZES))
+    assert all(fits and is_found for *_, fits, is_found in found.values()), found
+    laid = {name: tuple(one[:3]) for name, one in found.items()}
+    assert (laid["8x8"], laid["2x8x8"], laid["8"], laid["one"]) == ((8, 8, 1), (8, 8, 2), (8, 1, 1), (1, 1, 1))
+    across, deep, blocks = laid["512x8"]
+    assert (across, deep % 8, blocks) == (8, 0, -(-512 // deep))
+    assert laid["100"][0] % 8 == laid["3x1000"][0] % 8 == 0
+
+
+async def test_processes_and_their_actors_are_one_card(chromium: Chromium):
+    """GD-3: with tabs; the selected rank is marked in both; the pointer shows coordinates; a controller is a button."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(2, 4, is_well=True), every=0.1) as server:
+            tab = await opened(browser, server)
+            assert await tab.eval("document.querySelectorAll('.mesh').length") == 1
+            choices = "[...document.querySelectorAll('.choices button')]"
+            assert await tab.eval(f"{choices}.map((one) => one.innerText.trim())") == ["processes", "trainer Trainer"]
+            await tab.eval(f"{choices}[1].click()")
+            await tab.until("document.querySelector('.said').innerText.includes('trainer[hosts=0,gpus=0] · busy')")
+            box = await tab.eval("(({ x, y, width, height }) => [x, y, width, height])"
+                "(document.querySelector('.cells canvas').getBoundingClientRect())")  # fmt: skip
+            x, y = box[0] + box[2] - 20, box[1] + box[3] - 20
+            await tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+            await tab.until("document.querySelector('.said').innerText.includes('trainer[hosts=1,gpus=3] · busy')")
+            await tab.until("document.querySelector('.said').innerText.includes('step for 1.5 s')")
+            await tab.send("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+            await tab.send("Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, button="left", clickCount=1)
+            await tab.until("document.querySelector('.member').innerText === 'trainers[hosts=1,gpus=3]'")
+            await tab.eval("document.querySelector('.controller').click()")
+            await tab.until("document.querySelector('.member').innerText === 'controller'")
+            assert tab.said == []
+
+
+async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
+    """OV-1: nothing moves when curves arrive."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(2, 4), every=0.1) as server:
+            tab = await opened(browser, server)
+            before = await tab.eval("document.querySelector('.mesh').getBoundingClientRect().top")
+            await tab.until("document.querySelector('.charts canvas')")
+            await tab.until("/loss/.test(document.querySelector('figcaption').innerText)")
+            assert await tab.eval("document.querySelector('.mesh').getBoundingClientRect().top") == before
+            tiles = "[...document.querySelectorAll('.tile > :first-child')].map((one) => one.innerText)"
+            assert await tab.eval(tiles) == ["processes", "calls/s", "errors", "bytes/s", "CPU", "memory"]
+            await tab.until("/[0-9] KiB|MiB/.test(document.querySelectorAll('.tile b')[3].innerText)")
+            assert "Died" in await tab.text(".last")
             assert tab.said == []
 
 

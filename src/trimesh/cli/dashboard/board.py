@@ -3,6 +3,12 @@
 GD-1 A process is a letter by its state. An actor has the letter of its process, unless the process is well; then the
      letter shows the actor's activity.
 GD-2 A mesh with too few of the points of its extent is drawn as a row of its members.
+GD-3 An actor mesh is drawn on the card of the process mesh that has most of its members.
+GD-4 A process that does not answer keeps the memory and the actors that were last seen.
+GD-5 The last two dimensions of a mesh are its rows and columns; the others are grids side by side. Rows that do not fit
+     go on below, at a multiple of 8.
+
+OV-1 The page begins with sums over the run, its first curves, all meshes and the newest events.
 
 WB-1 Calls to members of one mesh that have the same endpoint, state, caller and line are one box, unless they wait for
      themselves: those are a box each.
@@ -13,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -25,6 +31,7 @@ from trimesh.observe import (
     ActorRow,
     CallRow,
     Cause,
+    EndpointRow,
     EventRow,
     GrantRow,
     HostRow,
@@ -55,6 +62,7 @@ _SPARSE: Final = 4
 _MIB: Final = 1 << 20
 
 _Row = TypeVar("_Row", ProcRow, ActorRow)
+_Number = TypeVar("_Number", int, float)
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,26 +71,34 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Name of the mesh.
         kind: "procs" or "actors".
+        on: Name of the process mesh of an actor mesh.
         cls: Class of the actors.
         labels, sizes: Its extent, as far as its members show it.
         letters: One letter per cell, in order; "." for a cell without a member.
-        depth: Calls in mailboxes, by cell; empty if all are 0, as the next three.
+        depth: Calls in mailboxes, by cell; empty if all are 0, as the next six.
         memory: Memory in MiB, by cell.
+        cpu: Processor use in percent of one core, by cell.
+        gpu: Use of its busiest GPU in percent, by cell.
         rate: Messages per second, by cell.
         age: Age of the oldest call under way in seconds, by cell.
+        oldest: Endpoint of that call, by cell, of a mesh of at most `limits.PAGE_PANELS_MAX` cells.
         counts: Number of cells by letter.
     """
 
     name: str
     kind: str
+    on: str = ""
     cls: str = ""
     labels: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     letters: str = ""
     depth: tuple[int, ...] = ()
     memory: tuple[int, ...] = ()
+    cpu: tuple[int, ...] = ()
+    gpu: tuple[int, ...] = ()
     rate: tuple[int, ...] = ()
-    age: tuple[int, ...] = ()
+    age: tuple[float, ...] = ()
+    oldest: tuple[str, ...] = ()
     counts: dict[str, int] = {}
 
 
@@ -101,20 +117,30 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def grids(
-    activities: Sequence[ProcActivity], actors: Sequence[ActorRow], calls: Sequence[CallRow]
+    activities: Sequence[ProcActivity],
+    actors: Sequence[ActorRow],
+    calls: Sequence[CallRow],
+    used: Mapping[str, float] | None = None,
 ) -> tuple[list[Placed], int]:
-    """Return the meshes of a run, those with failures first, and the number of omitted ones."""
+    """Return the meshes of a run, those with failures first, and the number of omitted ones.
+
+    Args:
+        activities, actors, calls: Rows of the run.
+        used: Cores that each process uses, by id.
+    """
     doing = {one.proc.id: one for one in activities}
     proc_meshes, actor_meshes = defaultdict[str, list[ProcRow]](list), defaultdict[str, list[ActorRow]](list)
     for one in activities:
         proc_meshes[one.proc.mesh or one.proc.name].append(one.proc)
     for actor in actors:
         actor_meshes[actor.mesh].append(actor)
-    ages = defaultdict[str, float](float)
+    oldest = dict[str, CallRow]()
     for call in calls:
-        ages[call.name] = max(ages[call.name], call.age)
-    found = [_proc_grid(name, rows, doing) for name, rows in proc_meshes.items()]
-    found += [_actor_grid(name, rows, doing, ages) for name, rows in actor_meshes.items()]
+        for key in (call.name, call.proc):
+            if key not in oldest or oldest[key].age < call.age:
+                oldest[key] = call
+    found = [_proc_grid(name, rows, doing, oldest, used or {}) for name, rows in proc_meshes.items()]
+    found += [_actor_grid(name, rows, doing, oldest) for name, rows in actor_meshes.items()]
     found.sort(key=lambda one: (_failed(one.grid) == 0, one.grid.kind != "procs", -len(one.names), one.grid.name))
     return found[: limits.PAGE_MESHES_MAX], max(0, len(found) - limits.PAGE_MESHES_MAX)
 
@@ -123,7 +149,13 @@ def _failed(grid: Grid) -> int:
     return sum(count for letter, count in grid.counts.items() if letter.isupper())
 
 
-def _proc_grid(name: str, rows: Sequence[ProcRow], doing: dict[str, ProcActivity]) -> Placed:
+def _proc_grid(
+    name: str,
+    rows: Sequence[ProcRow],
+    doing: Mapping[str, ProcActivity],
+    oldest: Mapping[str, CallRow],
+    used: Mapping[str, float],
+) -> Placed:
     labels, sizes, cells = _arranged(rows)
     found = [None if row is None else doing[row.id] for row in cells]
     letters = "".join(MISSING if one is None else PROC_LETTERS.get(one.proc.state, "r") for one in found)
@@ -135,8 +167,11 @@ def _proc_grid(name: str, rows: Sequence[ProcRow], doing: dict[str, ProcActivity
         letters=letters,
         depth=_numbers([0 if one is None else one.queued for one in found]),
         memory=_numbers([0 if one is None else one.proc.memory_bytes // _MIB for one in found]),
+        cpu=_numbers([0 if one is None else round(100 * used.get(one.proc.id, 0.0)) for one in found]),
+        gpu=_numbers([0 if one is None else one.proc.gpu_percent for one in found]),
         rate=_numbers([0 if one is None else round(one.received + one.sent) for one in found]),
-        age=_numbers([0 if one is None else int(one.oldest) for one in found]),
+        age=_numbers([0.0 if one is None else round(one.oldest, 1) for one in found]),
+        oldest=_endpoints(oldest, ["" if one is None else one.proc.id for one in found]),
         counts=dict(Counter(letters)),
     )
     return _placed(
@@ -144,23 +179,35 @@ def _proc_grid(name: str, rows: Sequence[ProcRow], doing: dict[str, ProcActivity
     )
 
 
-def _actor_grid(name: str, rows: Sequence[ActorRow], doing: dict[str, ProcActivity], ages: dict[str, float]) -> Placed:
+def _actor_grid(
+    name: str, rows: Sequence[ActorRow], doing: Mapping[str, ProcActivity], oldest: Mapping[str, CallRow]
+) -> Placed:
     labels, sizes, cells = _arranged(rows)
     letters = "".join(MISSING if row is None else _actor_letter(row, doing.get(row.proc)) for row in cells)
+    homes = Counter(doing[row.proc].proc.mesh or doing[row.proc].proc.name for row in rows if row.proc in doing)
+    calls = [None if row is None else oldest.get(row.name) for row in cells]
     grid = Grid(
         name=name,
         kind="actors",
+        on=homes.most_common(1)[0][0] if homes else "",
         cls=rows[0].cls,
         labels=labels,
         sizes=sizes,
         letters=letters,
         depth=_numbers([0 if row is None else row.queued for row in cells]),
-        age=_numbers([0 if row is None else int(ages.get(row.name, 0.0)) for row in cells]),
+        age=_numbers([0.0 if call is None else round(call.age, 1) for call in calls]),
+        oldest=_endpoints(oldest, ["" if row is None else row.name for row in cells]),
         counts=dict(Counter(letters)),
     )
     return _placed(
         grid, ["" if row is None else row.proc for row in cells], ["" if row is None else row.name for row in cells]
     )
+
+
+def _endpoints(oldest: Mapping[str, CallRow], keys: Sequence[str]) -> tuple[str, ...]:
+    if len(keys) > limits.PAGE_PANELS_MAX or not any(key in oldest for key in keys):
+        return ()
+    return tuple(oldest[key].endpoint if key in oldest else "" for key in keys)
 
 
 def _actor_letter(actor: ActorRow, doing: ProcActivity | None) -> str:
@@ -171,7 +218,7 @@ def _actor_letter(actor: ActorRow, doing: ProcActivity | None) -> str:
     return WAITED_FOR if actor.queued else BUSY if actor.running else IDLE
 
 
-def _numbers(values: list[int]) -> tuple[int, ...]:
+def _numbers(values: list[_Number]) -> tuple[_Number, ...]:
     return tuple(values) if any(values) else ()
 
 
@@ -365,23 +412,33 @@ class BoardSums(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: Unix time.
-        messages, nbytes: Messages and bytes per second, over all links.
+        messages, nbytes: Messages and bytes per second, over all links; None in the first snapshot, as all rates.
+        ended: Calls that have ended a second; None if no process counts them (no flight record), as `errors`.
+        errors: Calls that have raised, of the actors that live.
         calls, queued: Calls under way, and those of them in mailboxes.
+        cpu: Cores in use by all processes.
+        gpu: Use of the busiest GPU in percent.
+        gpu_memory: Bytes on all GPUs.
         memory: Resident bytes of all processes.
         failed: Number of dead, stuck, silent and stopped processes.
-        half, most: Median and 99th percentile of latency in seconds, in the busiest processes; None if no call has
+        p50, p99: Median and 99th percentile of latency in seconds, in the busiest processes; None if no call has
             ended.
     """
 
     at: float
-    messages: float = 0.0
-    nbytes: float = 0.0
+    messages: float | None = None
+    nbytes: float | None = None
+    ended: float | None = None
+    errors: int | None = None
     calls: int = 0
     queued: int = 0
+    cpu: float | None = None
+    gpu: int = 0
+    gpu_memory: int = 0
     memory: int = 0
     failed: int = 0
-    half: float | None = None
-    most: float | None = None
+    p50: float | None = None
+    p99: float | None = None
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
@@ -404,6 +461,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
         links, grants, publications, hosts, events: As those of `RunSnapshot`; events newest first.
         host_count: Number of hosts.
         largest: Processes with most memory: name and bytes.
+        curves: Number of curves of the program's metrics.
         left_out: Number of rows not shown, by table.
     """
 
@@ -427,6 +485,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     host_count: int = 0
     largest: tuple[tuple[str, int], ...] = ()
     events: tuple[EventRow, ...] = ()
+    curves: int = 0
     left_out: dict[str, int] = {}
 
 
@@ -454,8 +513,10 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         earlier: The previous snapshot, for rates; without it all rates are 0.
         number: Number of the board.
     """
+    later = _with_last_known(later, earlier)
     activities = activity_between(later, earlier)
-    placed, meshes_cut = grids(activities, later.actors, later.calls)
+    used = cores_used(later, earlier)
+    placed, meshes_cut = grids(activities, later.actors, later.calls, used)
     wrong = problems(later)
     groups = call_groups(later.calls)
     names = {proc.id: proc.name for proc in later.procs}
@@ -477,7 +538,7 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         by=later.by,
         job=later.job,
         procs=dict(Counter(proc.state for proc in later.procs)),
-        sums=_sums(later, activities),
+        sums=_sums(later, earlier, activities, used),
         problems=tuple(wrong[: limits.PAGE_PROBLEMS_MAX]),
         meshes=tuple(one.grid for one in placed),
         calls=tuple(_group(calls) for calls in groups[:most]),
@@ -496,6 +557,38 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
     return SeenRun(board, later, tuple(placed), tuple(activities))
 
 
+def cores_used(later: RunSnapshot, earlier: RunSnapshot | None) -> dict[str, float]:
+    """Return the cores that each process has used between two snapshots, by its id; none for one of them without it."""
+    if earlier is None or later.taken_at <= earlier.taken_at:
+        return {}
+    before = {proc.id: proc.cpu_seconds for proc in earlier.procs if proc.cpu_seconds}
+    seconds = later.taken_at - earlier.taken_at
+    return {
+        proc.id: max(0.0, proc.cpu_seconds - before[proc.id]) / seconds for proc in later.procs if proc.id in before
+    }
+
+
+def _with_last_known(later: RunSnapshot, earlier: RunSnapshot | None) -> RunSnapshot:
+    """Complete the rows of processes that do not answer by what was last seen of them (GD-4)."""
+    mute = {proc.id for proc in later.procs if proc.state in ("silent", "stopped")}
+    if earlier is None or not mute:
+        return later
+    before = {proc.id: proc for proc in earlier.procs if proc.id in mute}
+    reported = {actor.proc for actor in later.actors}
+    procs = tuple(
+        msgspec.structs.replace(
+            proc,
+            memory_bytes=proc.memory_bytes or before[proc.id].memory_bytes,
+            cpu_seconds=proc.cpu_seconds or before[proc.id].cpu_seconds,
+        )
+        if proc.id in before
+        else proc
+        for proc in later.procs
+    )
+    actors = tuple(actor for actor in earlier.actors if actor.proc in mute - reported)
+    return msgspec.structs.replace(later, procs=procs, actors=later.actors + actors)
+
+
 def with_end(seen: SeenRun, state: str, said: str, cause: Cause | None = None, *, number: int) -> SeenRun:
     """Return the last state of a run that no longer answers."""
     wrong = seen.board.problems if cause is None else tuple(problems(seen.snapshot, cause))
@@ -505,16 +598,32 @@ def with_end(seen: SeenRun, state: str, said: str, cause: Cause | None = None, *
     return msgspec.structs.replace(seen, board=board)
 
 
-def _sums(seen: RunSnapshot, activities: Sequence[ProcActivity]) -> BoardSums:
+def _sums(
+    seen: RunSnapshot, earlier: RunSnapshot | None, activities: Sequence[ProcActivity], used: Mapping[str, float]
+) -> BoardSums:
+    before = {} if earlier is None else {_counted(row): row.calls for row in earlier.endpoints}
+    seconds = 0.0 if earlier is None else max(0.0, seen.taken_at - earlier.taken_at)
+    ended = sum(max(0, row.calls - before.get(_counted(row), row.calls)) for row in seen.endpoints)
     return BoardSums(
         at=seen.taken_at,
-        messages=sum(one.sent for one in activities),
-        nbytes=sum(one.nbytes for one in activities) / 2,  # what one end has sent, the other has received
+        messages=sum(one.sent for one in activities) if seconds else None,
+        nbytes=sum(one.nbytes for one in activities) / 2
+        if seconds
+        else None,  # what one end has sent, the other has received
+        ended=ended / seconds if seconds and seen.endpoints else None,
+        errors=sum(row.errors for row in seen.endpoints) if seen.endpoints else None,
         calls=len(seen.calls) + seen.cut.get("calls", 0),
         queued=sum(actor.queued for actor in seen.actors),
+        cpu=round(sum(used.values()), 3) if seconds else None,
+        gpu=max((proc.gpu_percent for proc in seen.procs), default=0),
+        gpu_memory=sum(proc.gpu_memory_bytes for proc in seen.procs),
         memory=sum(proc.memory_bytes for proc in seen.procs),
         failed=sum(proc.state in ("dead", "stuck", "silent", "stopped") for proc in seen.procs),
     )
+
+
+def _counted(row: EndpointRow) -> tuple[str, str, str]:
+    return row.proc, row.name, row.endpoint
 
 
 def _group(calls: Sequence[CallRow]) -> CallGroup:

@@ -96,6 +96,9 @@ class Curves:
         self._last: dict[tuple[str, str, str], tuple[float, float, int]] = {}
         self._refused = set[tuple[str, str, str]]()
 
+    def __len__(self) -> int:
+        return len(self._points)
+
     def add(self, samples: Sequence[SampleRow]) -> None:
         """Add logged values."""
         for sample in samples:

@@ -93,7 +93,8 @@ class PageFeed:
         self.curves.look(later)
         seen = see(later, None if before is None else before.snapshot, number=self._number + 1)
         sums = _timed(seen, before)
-        seen = msgspec.structs.replace(seen, board=msgspec.structs.replace(seen.board, sums=sums))
+        board = msgspec.structs.replace(seen.board, sums=sums, curves=len(self.curves))
+        seen = msgspec.structs.replace(seen, board=board)
         return seen, _event("board", page_json(seen.board)), sums
 
     async def _lost(self, said: str) -> None:
@@ -137,7 +138,7 @@ def _timed(seen: SeenRun, before: SeenRun | None) -> BoardSums:
     if not lasted:
         return seen.board.sums
     return msgspec.structs.replace(
-        seen.board.sums, half=lasted[len(lasted) // 2], most=lasted[min(len(lasted) - 1, len(lasted) * 99 // 100)]
+        seen.board.sums, p50=lasted[len(lasted) // 2], p99=lasted[min(len(lasted) - 1, len(lasted) * 99 // 100)]
     )
 
 

@@ -1,6 +1,6 @@
 // How one rank is drawn: a colour and a shape for each state, so that either of them is enough.
 
-import { duration } from "./format.js";
+import { count, duration, size } from "./format.js";
 
 export const WORDS = {
   D: "dead",
@@ -36,15 +36,32 @@ export const LETTERS_OF = { dead: "D", silent: "L", stopped: "T", stuck: "S", ru
 
 export const isWrong = (letter) => letter === "D" || letter === "L" || letter === "T" || letter === "S";
 
-// What a cell can be coloured by besides its state. A value is a share of the largest one: darker on light, lighter on
-// dark, so without hue.
+// What a cell can be coloured by besides its state, and the bars of a cell that has room for them. A value is a share of
+// the largest one, or of `full`: darker on light, lighter on dark, so without hue.
 export const MEASURES = {
   state: { title: "state" },
-  depth: { title: "mailbox depth", of: (grid) => grid.depth, text: (value) => `${value} waiting` },
-  memory: { title: "memory", of: (grid) => grid.memory, text: (value) => `${value} MiB` },
-  rate: { title: "messages a second", of: (grid) => grid.rate, text: (value) => `${value}/s` },
-  age: { title: "age of the oldest call", of: (grid) => grid.age, text: (value) => duration(value) },
+  cpu: { title: "CPU", short: "CPU", full: 100, text: (value) => `${value} %`, isBar: true },
+  gpu: { title: "GPU", short: "GPU", full: 100, text: (value) => `${value} %`, isBar: true },
+  memory: { title: "memory", short: "mem", full: 1, text: (value) => size(value * 1024 * 1024), isBar: true },
+  rate: { title: "messages/s", short: "msg/s", full: 1, text: (value) => count(value), isBar: true },
+  depth: { title: "mailbox depth", short: "queued", full: 1, text: (value) => `${value} queued` },
+  age: { title: "oldest call", short: "call", full: 1, text: (value) => (value < 60 ? `${value.toFixed(1)} s` : duration(value)), isBar: true },
 };
+
+/** Return the values of a measure by cell; empty where all are 0. */
+export const valuesOf = (grid, key) => grid[key] || [];
+
+/** Return the value that a full bar stands for. */
+export function fullOf(grid, key) {
+  let most = MEASURES[key].full;
+  for (const value of valuesOf(grid, key)) if (value > most) most = value;
+  return most;
+}
+
+/** Return the bars of a mesh: those that some cell has a value of; an actor mesh has its mailbox, too. */
+export function barsOf(grid) {
+  return Object.keys(MEASURES).filter((key) => (key === "gpu" ? valuesOf(grid, key).length > 0 : key === "depth" ? grid.kind === "actors" : MEASURES[key].isBar));
+}
 
 let colours = null;
 let sprites = new Map();
@@ -55,7 +72,7 @@ export function palette() {
     const style = getComputedStyle(document.documentElement);
     const get = (name) => style.getPropertyValue(`--${name}`).trim();
     colours = Object.fromEntries(
-      ["back", "ink", "dim", "line", "running", "busy", "idle", "stuck", "silent", "stopped", "dead", "mark", "select",
+      ["back", "raised", "ink", "dim", "wrong", "line", "running", "busy", "idle", "stuck", "silent", "stopped", "dead", "mark", "select",
         "bar-ink", "ramp-low", "ramp-high", "mono"].map((name) => [name, get(name)]),
     );
     colours.series = Array.from({ length: 8 }, (_, number) => get(`series-${number}`));

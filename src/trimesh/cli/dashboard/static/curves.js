@@ -1,13 +1,16 @@
 // Curves of the program's metrics: the mean over ranks, in a band from the least to the greatest.
 
-import { html, useEffect, useRef, useState } from "./markup.js";
-import { palette } from "./cells.js";
+import { html, useEffect, useState } from "./markup.js";
+import { Chart } from "./plot.js";
 import { ask } from "./run.js";
 
 const kept = { curves: [], leftOut: 0, asking: false };
 
-/** Show the curves; `plot` is the drawing library, null until it is there. */
-export function Curves({ store, plot }) {
+const FIRST = { value: 0, counter: 1, gauge: 2, histogram: 3 };
+const NAMED = /loss|reward|return|accuracy/;
+
+/** Show the curves, or so many of them: first those that were logged, and of them those that tell how a training goes. */
+export function Curves({ store, most }) {
   const [, setCount] = useState(0);
   const [error, setError] = useState("");
   useEffect(() => {
@@ -29,49 +32,23 @@ export function Curves({ store, plot }) {
   }, [store.board.number]);
   const { filter } = store;
   const shown = kept.curves.filter((curve) => !filter || curve.metric.includes(filter) || curve.mesh.includes(filter));
-  if (!shown.length && !error) return null;
+  if (most) shown.sort((a, b) => NAMED.test(b.metric) - NAMED.test(a.metric) || FIRST[a.kind] - FIRST[b.kind]).splice(most);
+  const room = most ? Math.min(most, store.board.curves) : 0; // so that nothing below moves when they arrive
   return html`${error && store.board.state === "live" && html`<p class="cut">${error}</p>`}
-    <div class="charts curves">
+    <div class=${most ? "charts curves few" : "charts curves"}>
+      ${Array.from({ length: Math.max(0, kept.curves.length ? 0 : room) }, (_, at) => html`<figure key=${at}><figcaption> </figcaption><div class="chart"></div></figure>`)}
       ${shown.map(
         (curve) => html`<figure key=${`${curve.metric} ${curve.mesh} ${curve.unit}`}>
-          <figcaption>${curve.metric} <span class="dim">${curve.mesh}${curve.ranks > 1 ? `, mean and spread of ${curve.ranks}` : ""}, by ${curve.unit}${BY_KIND[curve.kind] || ""}</span> <b>${number(curve.mean[curve.mean.length - 1])}</b></figcaption>
-          ${plot && html`<${Band} plot=${plot} curve=${curve} scheme=${store.scheme} />`}
+          <figcaption title=${curve.ranks > 1 ? "line: mean over the ranks; band: least to greatest" : ""}><b>${curve.metric}</b> <span class="dim">${curve.mesh}${curve.ranks > 1 ? `, ${curve.ranks} ranks` : ""}, by ${curve.unit}${BY_KIND[curve.kind] || ""}</span> <b class="now">${number(curve.mean[curve.mean.length - 1])}</b></figcaption>
+          <${Chart} data=${[curve.x, curve.high, curve.low, curve.mean]} isTime=${curve.unit === "time"} isBand=${true} scheme=${store.scheme} />
         </figure>`,
       )}
     </div>
-    ${kept.leftOut > 0 && html`<p class="cut">${kept.leftOut} more curves are not shown</p>`}`;
+    ${!most && kept.leftOut > 0 && html`<p class="cut">${kept.leftOut} more curves are not shown</p>`}`;
 }
 
 const BY_KIND = { counter: ", a second", histogram: ", mean of new values" };
 
 function number(value) {
   return value === undefined || value === null ? "–" : Number(value.toPrecision(4)).toString();
-}
-
-function Band({ plot, curve, scheme }) {
-  const box = useRef(null);
-  const drawn = useRef(null);
-  const data = [curve.x, curve.high, curve.low, curve.mean];
-  useEffect(() => {
-    const c = palette();
-    const axis = { stroke: c.dim, grid: { stroke: c.line, width: 1 }, ticks: { stroke: c.line, width: 1 }, font: "11px system-ui" };
-    const edge = { stroke: c.series[0], width: 0.5, points: { show: false } };
-    drawn.current = new plot(
-      {
-        width: box.current.clientWidth,
-        height: 150,
-        legend: { show: false },
-        cursor: { show: false },
-        scales: { x: { time: curve.unit === "time" } },
-        axes: [axis, { ...axis, size: 84, values: (_, splits) => splits.map(number) }],
-        series: [{}, edge, edge, { stroke: c.series[0], width: 2, points: { show: (chart) => chart.data[0].length < 2 } }],
-        bands: [{ series: [1, 2], fill: `${c.series[0]}33` }],
-      },
-      data,
-      box.current,
-    );
-    return () => drawn.current.destroy();
-  }, [scheme]);
-  useEffect(() => drawn.current.setData(data), [curve]);
-  return html`<div class="chart" ref=${box}></div>`;
 }

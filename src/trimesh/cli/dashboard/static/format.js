@@ -34,6 +34,11 @@ export function size(bytes) {
   return `${bytes.toFixed(at < 2 ? 0 : 1)} ${UNITS[at]}`;
 }
 
+/** 0, 0.04, 1.4, 12 */
+export function rounded(number) {
+  return number >= 10 ? String(Math.round(number)) : String(Number(number.toPrecision(2)));
+}
+
 export function count(number) {
   return Math.round(number).toLocaleString("en");
 }

@@ -59,8 +59,8 @@ function toProblem(step) {
 }
 
 function toMesh() {
-  if (store.tab !== "meshes") {
-    update({ tab: "meshes" });
+  if (store.tab !== "overview") {
+    update({ tab: "overview" });
     requestAnimationFrame(toMesh); // they are drawn once their width is known
     return;
   }

@@ -1,7 +1,22 @@
-// Where the cells of a mesh lie: its last label runs to the right, rows of it are set side by side as far as they fit.
+// Where the cells of a mesh lie: rows and columns are its last two dimensions, the dimensions before them are grids side
+// by side. A single long dimension, and a row that does not fit, go on below at a multiple of 8. A grid that is too high
+// goes on in a block beside it.
 
-const SIDES = [160, 112, 72, 48, 32, 26, 20, 16, 13, 11, 9, 7, 5];
-const USUAL = 5; // not larger than this without zoom
+// How cells are drawn, from small to large: squares, bars, bars with words.
+const SQUARES = [5, 7, 9, 11, 13, 16, 20, 26, 32, 40].map((side) => ({ kind: "square", wide: side, high: side, most: side, cells: Infinity }));
+export const HEAD = 22; // height of the words above the bars of a panel
+export const WORD = 16; // height of a bar with words
+export const BAR = 6; // height of a bar without
+const modesOf = (bars) => [
+  ...SQUARES,
+  { kind: "bars", wide: 60, high: 12 + bars * BAR, most: 176, cells: 128 },
+  { kind: "panel", wide: 112, high: 8 + HEAD + bars * WORD, most: 220, cells: 16 },
+];
+
+const LINE_MAX = 32; // cells of a single dimension in one line
+const GAP = 14;
+const INDEX = 15; // height of a line of indices
+const DIGIT = 7;
 
 /**
  * Return how the cells of a mesh lie.
@@ -10,46 +25,97 @@ const USUAL = 5; // not larger than this without zoom
  * @param cells how many there are
  * @param width, height room, in pixels
  * @param zoom steps nearer (or farther, below 0)
+ * @param bars bars of a cell
  */
-export function layOut(sizes, cells, width, height, zoom) {
-  let at = USUAL;
-  while (at < SIDES.length - 1 && arranged(sizes, cells, width, SIDES[at]).height > height) at += 1;
-  at = Math.min(SIDES.length - 1, Math.max(0, at - zoom));
-  return arranged(sizes, cells, width, SIDES[at]);
+export function layOut(sizes, cells, width, height, zoom, bars) {
+  const modes = modesOf(bars);
+  let at = modes.length - 1;
+  const fits = (mode) => {
+    const found = arranged(sizes, cells, width, height, mode);
+    return cells <= mode.cells && found.width <= width && found.height <= height && (mode.kind === "square" || !found.isWrapped);
+  };
+  while (at > 0 && !fits(modes[at])) at -= 1;
+  at = Math.min(modes.length - 1, Math.max(0, at + zoom));
+  return arranged(sizes, cells, width, height, modes[at]);
 }
 
-function arranged(sizes, cells, width, side) {
-  const last = sizes.length ? sizes[sizes.length - 1] : 1;
-  const gap = Math.max(4, Math.round(side / 2));
-  let strip = sizes.length > 1 && last * side <= width ? last : 0; // 0: cells run on from row to row
-  let across = strip ? Math.max(1, Math.floor((width + gap) / (strip * side + gap))) : 1;
-  if (!strip) {
-    strip = Math.max(1, Math.floor(width / side));
-    if (strip > 8) strip -= strip % 8;
-    strip = Math.min(strip, Math.max(1, cells));
+function arranged(sizes, cells, width, height, mode) {
+  const columns = Math.max(1, sizes.length ? sizes[sizes.length - 1] : 1);
+  const rows = Math.max(1, sizes.length > 1 ? sizes[sizes.length - 2] : 1);
+  const grids = Math.max(1, Math.ceil(cells / (columns * rows)));
+  const isLine = sizes.length < 2;
+  const isPanel = mode.kind === "panel";
+  const left = isPanel && isLine ? 0 : String(Math.max(rows, isLine ? columns : 0) - 1).length * DIGIT + 6;
+  const room = width - left;
+  let across = columns; // cells of a line
+  if (isLine && isPanel) {
+    across = Math.ceil(columns / Math.ceil(columns / Math.max(1, Math.floor(width / mode.wide))));
+  } else if (columns * mode.wide > room || (isLine && columns > LINE_MAX)) {
+    const fit = Math.floor(room / mode.wide);
+    across = Math.min(columns, Math.max(8, fit - (fit % 8)));
   }
-  const rows = Math.ceil(cells / (strip * across));
-  const pitch = strip * side + gap;
+  const isWrapped = !isLine && across < columns;
+  const lines = Math.ceil(columns / across); // of a row
+  const top = isPanel && isLine ? 0 : INDEX;
+  const title = grids > 1 ? INDEX : 0;
+  let wide = Math.min(mode.most, Math.max(mode.wide, Math.floor(room / across)));
+  if (grids > 1) wide = mode.wide;
+  const high = mode.high;
+  let deep = rows; // rows of a block
+  const beside = Math.max(1, Math.floor((width + GAP) / (left + across * wide + GAP)));
+  if (grids === 1 && rows * lines * high > height && beside > 1) {
+    deep = Math.ceil(rows / beside);
+    deep = Math.min(rows, Math.ceil(deep / 8) * 8);
+  }
+  const perGrid = Math.ceil(rows / deep);
+  const blocks = grids * perGrid;
+  const blockWide = left + across * wide;
+  const blockHigh = title + top + deep * lines * high;
+  const inRow = Math.max(1, Math.min(blocks, beside));
+  const corner = (block) => [(block % inRow) * (blockWide + GAP), Math.floor(block / inRow) * (blockHigh + GAP)];
   return {
-    side,
-    columns: strip * across,
-    strip,
+    kind: mode.kind,
+    wide,
+    high,
+    left,
+    across,
+    columns,
     rows,
-    width: across * pitch - gap,
-    height: rows * side,
+    deep,
+    lines,
+    blocks,
+    perGrid,
+    isWrapped,
+    isLine,
+    width: inRow * (blockWide + GAP) - GAP,
+    height: Math.ceil(blocks / inRow) * (blockHigh + GAP) - GAP,
+    top,
+    title,
+    corner,
+    /** Cells from one to the one below it. */
+    down: isLine ? across : columns,
     /** Return the left upper corner of a cell. */
     place(cell) {
-      const column = cell % (strip * across);
-      return [Math.floor(column / strip) * pitch + (column % strip) * side, Math.floor(cell / (strip * across)) * side];
+      const column = cell % columns;
+      const row = Math.floor(cell / columns) % rows;
+      const grid = Math.floor(cell / (columns * rows));
+      const [x, y] = corner(grid * perGrid + Math.floor(row / deep));
+      const line = (row % deep) * lines + Math.floor(column / across);
+      return [x + left + (column % across) * wide, y + title + top + line * high];
     },
     /** Return the cell at a place, or -1. */
     cellAt(x, y) {
-      const block = Math.floor(x / pitch);
-      const inside = Math.floor((x - block * pitch) / side);
-      const row = Math.floor(y / side);
-      if (x < 0 || y < 0 || block >= across || inside >= strip || row >= rows) return -1;
-      const cell = row * strip * across + block * strip + inside;
-      return cell < cells ? cell : -1;
+      const acrossBlock = Math.floor(x / (blockWide + GAP));
+      const block = Math.floor(y / (blockHigh + GAP)) * inRow + acrossBlock;
+      if (x < 0 || y < 0 || acrossBlock >= inRow || block >= blocks) return -1;
+      const [left0, top0] = corner(block);
+      const at = Math.floor((x - left0 - left) / wide);
+      const line = Math.floor((y - top0 - title - top) / high);
+      if (at < 0 || at >= across || line < 0 || line >= deep * lines) return -1;
+      const column = (line % lines) * across + at;
+      const row = (block % perGrid) * deep + Math.floor(line / lines);
+      const cell = (Math.floor(block / perGrid) * rows + row) * columns + column;
+      return column < columns && row < rows && cell < cells ? cell : -1;
     },
   };
 }

@@ -1,9 +1,10 @@
 // The page: what is wrong first, then one tab, and beside it the member that was chosen.
 
 import { html, render } from "./markup.js";
-import { forgetColours } from "./cells.js";
-import { clock, count, duration, many, size } from "./format.js";
-import { Aside, look } from "./detail.js";
+import { WORDS, forgetColours } from "./cells.js";
+import { Sample } from "./meshes.js";
+import { age, clock, count, many, size } from "./format.js";
+import { Aside, look, selectByName } from "./detail.js";
 import { Dialog } from "./act.js";
 import { Problems, openedProblem } from "./problems.js";
 import { follow } from "./run.js";
@@ -43,21 +44,29 @@ function Page({ store }) {
 
 function Head({ store }) {
   const { board } = store;
-  const { job, sums } = board;
+  const { job } = board;
   const states = Object.entries(board.procs).map(([state, number]) => `${count(number)} ${state}`);
   const cut = Object.entries(board.left_out).map(([table, number]) => `${count(number)} ${table}`);
-  const total = Object.values(board.procs).reduce((sum, number) => sum + number, 0);
-  return html`<h1>${job ? html`run ${job.pid} <span class="command">${job.command}</span>` : "a run"}</h1>
-    <${Connection} store=${store} />
-    <p class="sums">
-      ${job && html`<span>${job.state}${job.started_at ? ` for ${duration(board.at - job.started_at)}` : ""}${job.stopping.length ? `: ${job.stopping.join(", ")}` : ""}</span>`}
-      <span>${many(total, "process")}: ${states.join(", ")}</span>
-      <span>${many(sums.calls, "call")} under way, ${count(sums.queued)} queued</span>
-      <span>${count(sums.messages)} messages/s, ${size(sums.nbytes)}/s</span>
-      <span>${size(sums.memory)}</span>
-      ${board.host_count > 1 && html`<span>${many(board.host_count, "host")}</span>`}
-      ${cut.length > 0 && html`<span class="dim">not shown: ${cut.join(", ")}</span>`}
-    </p>`;
+  const processes = Object.values(board.procs).reduce((sum, number) => sum + number, 0);
+  const controller = board.meshes.find((grid) => grid.kind === "procs" && grid.name === "controller");
+  return html`<h1>${job ? html`run ${job.pid} <span class="command" title=${job.command}>${shortened(job.command)}</span>` : "a run"}</h1>
+    ${job && html`<span>${job.state}${job.started_at ? ` for ${age(board.at - job.started_at)}` : ""}${job.stopping.length ? `: ${job.stopping.join(", ")}` : ""}</span>`}
+    ${controller && html`<${Controller} grid=${controller} scheme=${store.scheme} />`}
+    <span>${many(processes, "process")}: ${states.join(", ")}</span>
+    ${cut.length > 0 && html`<span class="dim">not shown: ${cut.join(", ")}</span>`}
+    <${Connection} store=${store} />`;
+}
+
+/** The command line without the path of its interpreter. */
+function shortened(command) {
+  return command.replace(/^\S*\/python[\d.]* /, "");
+}
+
+function Controller({ grid, scheme }) {
+  const use = [`${(grid.cpu || [])[0] || 0} % CPU`, size(((grid.memory || [])[0] || 0) * 1024 * 1024)];
+  return html`<button type="button" class="controller" onClick=${() => selectByName("controller")}>
+    controller <${Sample} letter=${grid.letters[0] || "r"} scheme=${scheme} /> ${WORDS[grid.letters[0]]}, ${use.join(", ")}
+  </button>`;
 }
 
 function Connection({ store }) {
@@ -66,7 +75,7 @@ function Connection({ store }) {
   if (board.state === "ended") return html`<p class="connection bad" role="alert">the run has ended; seen last at ${clock(board.at)}</p>`;
   if (board.state === "silent") return html`<p class="connection bad" role="alert">no answer: ${board.said}; seen last at ${clock(board.at)}</p>`;
   if (board.by === "thread") return html`<p class="connection bad" role="alert">the Trio loop of the controller does not run; a thread answers for it</p>`;
-  return html`<p class="connection"><span class="pulse" aria-hidden="true">●</span> live, ${clock(board.at)}</p>`;
+  return html`<p class="connection"><span class="pulse" aria-hidden="true">●</span> live ${clock(board.at)}</p>`;
 }
 
 let seen = -1;

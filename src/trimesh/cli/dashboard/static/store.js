@@ -4,7 +4,7 @@ export const store = {
   board: null, // what the run does, see board.py
   history: [], // sums of earlier looks, oldest first
   connection: "opening", // "open", "lost"
-  tab: "meshes",
+  tab: "overview",
   selected: "", // "procs:MESH:CELL", or a name
   colourBy: "state",
   filter: "",

@@ -4,14 +4,14 @@ import { Calls } from "./calls.js";
 import { Events } from "./events.js";
 import { Links } from "./links.js";
 import { Logs } from "./logs.js";
-import { Meshes } from "./meshes.js";
+import { Overview } from "./overview.js";
 import { Rates } from "./rates.js";
 import { Stacks } from "./stacks.js";
 import { Tasks } from "./tasks.js";
 import { Waits } from "./waits.js";
 
 export const TABS = [
-  { key: "meshes", title: "Meshes", shows: Meshes, of: (board) => board.meshes.length },
+  { key: "overview", title: "Overview", shows: Overview },
   { key: "calls", title: "Calls", shows: Calls, of: (board) => board.sums.calls },
   { key: "waits", title: "Waits", shows: Waits, of: (board) => board.waits.boxes.length },
   { key: "tasks", title: "Time line", shows: Tasks },
