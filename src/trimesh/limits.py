@@ -1049,8 +1049,8 @@ PAGE_CLIENTS_MAX: Final = 8
 """Browsers that follow the page at a time: the tabs of a few people."""
 PAGE_REQUEST_BYTES_MAX: Final = 4_096
 """Body of one request to the page: the name of a process or call."""
-PAGE_HISTORY: Final = 600
-"""Snapshots whose sums are kept for the charts of a page that is opened later: ten minutes."""
+PAGE_HISTORY: Final = 1_000
+"""Points of the charts of sums: the hour that the history has, and ten minutes of snapshots."""
 PAGE_CURVES: Final = 48
 """Curves of metrics on the page: more than a screen of them is found by its filter."""
 PAGE_CURVE_POINTS: Final = 300

@@ -21,6 +21,7 @@ from trimesh._wire.observed import (
     SampleRow,
     WaitRow,
 )
+from trimesh.cli.dashboard.past import Past
 from trimesh.errors import ConnectError
 from trimesh.observe import Cause, RunSnapshot
 from trimesh.observe.run_snapshot import merge
@@ -61,6 +62,10 @@ class RiggedSource:
             values = {"loss": float(rank)}
             found.append(SampleRow(at=at, proc="1", name=f"trainer{rank}", mesh="trainer", step=after, values=values))
         return after + 1, found
+
+    def past(self, after: float, *, curves: bool) -> Past:
+        """Return nothing: it keeps no history."""
+        return Past()
 
     def views(self) -> list[ProcView]:
         """Return what each process says."""

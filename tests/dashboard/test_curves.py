@@ -1,14 +1,23 @@
-"""Curves of metrics on the page: mean and spread over ranks, bounded."""
+"""Curves of metrics on the page: mean and spread over ranks, bounded; their past."""
 
 from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cyclopts")
 
 from trimesh import limits
+from trimesh._runtime.history import HistoryFile
+from trimesh._runtime.recording import HISTORY_FILE
+from trimesh._runtime.sampling import SampleBatch
+from trimesh._wire.observed import ProcRow, ProcView
 from trimesh.cli.dashboard.curves import Curves
-from trimesh.observe import MetricRow, RunSnapshot, SampleRow
+from trimesh.cli.dashboard.past import Past, read_past
+from trimesh.errors import ConnectError
+from trimesh.observe import MetricRow, QueryResult, RunSnapshot, SampleRow, query
 
 
 def samples(step: int | None, ranks: int = 64, at: float = 0.0) -> list[SampleRow]:
@@ -64,3 +73,47 @@ def test_counters_show_their_growth_and_histograms_their_mean():
     assert found["wait"].mean == (1.0,)
     assert found["queue"].mean == (10.0, 30.0)
     assert found["loss"].x == ()
+
+
+def written(folder: Path) -> Past:
+    """Return the past of a run of 100 s, of two ranks that log 1,000 steps."""
+    file = HistoryFile(folder / HISTORY_FILE)
+    for second in range(100):
+        at = 1_000.0 + second
+        tokens = MetricRow(proc="1", name="t[gpus=0]", mesh="t", metric="tokens", kind="counter", value=second * 50.0)
+        proc = ProcRow(id="1", memory_bytes=(second + 1) << 20, cpu_seconds=second / 2)
+        steps = range(10 * second, 10 * second + 10)
+        logged = [sample for step in steps for sample in samples(step, 2, at=at)]
+        file.write(SampleBatch(at, (ProcView(proc=proc, metrics=(tokens,)),), tuple(logged)))
+    file.close()
+    return read_past(partial(query, run=str(folder)))
+
+
+def test_past_of_a_run_comes_from_its_history(tmp_path: Path):
+    """PA-1, PA-2: merged points, sums every 10 s, and each value once, also if the run has it, too."""
+    past = written(tmp_path)
+    assert [one.at for one in past.sums] == [1_000.0 + second for second in range(0, 100, 10)]
+    assert [(one.memory >> 20, one.cpu) for one in past.sums[:2]] == [(1, None), (11, 0.5)]
+    assert past.until == 1_099.0
+    curves = Curves()
+    curves.load(past)
+    curves.add([*samples(999, 2, at=1_099.0), *samples(1_000, 2, at=1_100.0)])
+    loss, tokens = sorted(curves.shown(), key=lambda one: one.metric)
+    assert (loss.unit, loss.kind, loss.ranks, loss.low[0], loss.mean[0], loss.high[0]) == (
+        "step",
+        "value",
+        2,
+        0,
+        0.5,
+        1,
+    )
+    assert limits.PAGE_CURVE_POINTS // 2 < len(loss.x) <= limits.PAGE_CURVE_POINTS
+    assert loss.x[-1] == 1_000
+    assert (tokens.unit, tokens.kind, set(tokens.mean), tokens.x[-1]) == ("time", "counter", {50.0}, 1_099)
+
+
+def test_run_without_a_history_has_no_past():
+    def none(*_: object) -> QueryResult:
+        raise ConnectError("no run has a history")
+
+    assert read_past(none) == Past()

@@ -14,7 +14,9 @@ from tests.patience import HANG_SECONDS
 
 pytest.importorskip("cyclopts")
 
+from trimesh.cli.dashboard.board import BoardSums
 from trimesh.cli.dashboard.feed import PageFeed
+from trimesh.cli.dashboard.past import Past
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot
 
@@ -62,6 +64,42 @@ async def test_slow_follower_gets_the_newest_board():
             nursery.cancel_scope.cancel()
 
 
+class PausedSource(RiggedSource):
+    """Has a history of what was not asked for, and snapshots a minute apart."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 2, is_well=True)
+        self.asked = list[tuple[float, bool]]()
+
+    def snapshot(self) -> RunSnapshot:
+        self.looks += 59
+        return super().snapshot()
+
+    def past(self, after: float, *, curves: bool) -> Past:
+        self.asked.append((after, curves))
+        return Past((BoardSums(at=after + 30.0, memory=7),))
+
+
+async def test_time_in_which_no_browser_followed_is_filled_from_the_history():
+    """FW-3: from the run's begin for the first one, with the curves; then from the last snapshot on."""
+    source = PausedSource()
+    feed = PageFeed(source, every=0.001)
+    with trio.fail_after(HANG_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed.run)
+            while feed.seen is None:  # noqa: ASYNC110 - as above
+                await trio.sleep(0.001)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            async with aclosing(feed.follow()) as events:
+                kind, history = told(await anext(events))
+            nursery.cancel_scope.cancel()
+    first = 1_800_000_000.0 + 60
+    assert source.asked[:2] == [(0.0, True), (first, False)]
+    assert kind == "history"
+    assert [one["at"] for one in history][:4] == [30.0, first, first + 30.0, first + 60.0]
+    assert (history[2]["memory"], history[2]["calls"]) == (7, None)
+
+
 class FadingSource(RiggedSource):
     """Answers, does not, answers, and then has ended."""
 
@@ -80,8 +118,8 @@ async def test_what_was_seen_last_stays():
     with trio.fail_after(HANG_SECONDS):
         async with trio.open_nursery() as nursery:
             async with aclosing(feed.follow()) as events:
-                await anext(events)
                 nursery.start_soon(feed.run)
+                await anext(events)
                 while not states or states[-1] != "ended":
                     board = told(await anext(events))[1]
                     states += [board["state"]] if board["state"] not in states[-1:] else []

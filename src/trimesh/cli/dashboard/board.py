@@ -408,7 +408,7 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over a run at one moment: a point of the charts.
+    """Sums over a run at one moment: a point of the charts. Points from the history have resources only.
 
     Attributes:
         at: Unix time.
@@ -430,13 +430,13 @@ class BoardSums(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: float | None = None
     ended: float | None = None
     errors: int | None = None
-    calls: int = 0
-    queued: int = 0
+    calls: int | None = None
+    queued: int | None = None
     cpu: float | None = None
     gpu: int = 0
     gpu_memory: int = 0
     memory: int = 0
-    failed: int = 0
+    failed: int | None = None
     p50: float | None = None
     p99: float | None = None
 

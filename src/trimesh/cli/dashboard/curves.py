@@ -5,11 +5,13 @@ CV-1 A curve has at most `limits.PAGE_CURVE_POINTS` points: when they are more, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from trimesh import limits
+from trimesh.cli.dashboard.past import Past, PastPoint
 from trimesh.observe import MetricRow, RunSnapshot, SampleRow
 
 
@@ -43,6 +45,7 @@ class _Points:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.names = set[str]()
+        self._ranks = 0
         self._width = 1
         self._at: dict[int, tuple[float, int, float, float]] = {}
 
@@ -52,11 +55,19 @@ class _Points:
         if len(self.names) < limits.PAGE_CELLS_MAX:
             self.names.add(name)
         self._put(x // self._width, (value, 1, value, value))
+        self._shorten()
+
+    def _shorten(self) -> None:
         while len(self._at) > limits.PAGE_CURVE_POINTS:
             self._width *= 2
             before, self._at = self._at, {}
             for place, point in before.items():
                 self._put(place // 2, point)
+
+    def merge(self, past: PastPoint) -> None:
+        self._ranks = max(self._ranks, past.ranks)
+        self._put(past.x // self._width, (past.total, past.count, past.low, past.high))
+        self._shorten()
 
     def _put(self, place: int, point: tuple[float, int, float, float]) -> None:
         known = self._at.get(place)
@@ -77,12 +88,12 @@ class _Points:
             mean=tuple(total / count for total, count, _, _ in points),
             low=tuple(low for _, _, low, _ in points),
             high=tuple(high for _, _, _, high in points),
-            ranks=len(self.names),
+            ranks=max(self._ranks, len(self.names)),
         )
 
 
 class Curves:
-    """The curves of one run, for as long as its page has been open, and the samples that the run had kept before.
+    """The curves of one run, from its history and from the samples since.
 
     Attributes:
         newest: Number of the newest sample.
@@ -95,16 +106,26 @@ class Curves:
         self._points: dict[tuple[str, str, str], _Points] = {}
         self._last: dict[tuple[str, str, str], tuple[float, float, int]] = {}
         self._refused = set[tuple[str, str, str]]()
+        self._since = -math.inf
 
     def __len__(self) -> int:
         return len(self._points)
 
     def add(self, samples: Sequence[SampleRow]) -> None:
-        """Add logged values."""
+        """Add logged values, but for those that the history had (PA-2)."""
         for sample in samples:
+            if sample.at <= self._since:
+                continue
             unit, x = ("time", int(sample.at)) if sample.step is None else ("step", sample.step)
             for metric, value in sample.values.items():
                 self._add((metric, sample.mesh, unit), "value", x, value, sample.name)
+
+    def load(self, past: Past) -> None:
+        """Add points of the history, before any other."""
+        self._since = past.until
+        for point in past.points:
+            if (points := self._of((point.metric, point.mesh, point.unit), point.kind)) is not None:
+                points.merge(point)
 
     def look(self, seen: RunSnapshot) -> None:
         """Add gauges, the growth of counters, and means of histograms since the last look."""
@@ -124,15 +145,20 @@ class Curves:
             yield points.curve(metric, mesh or "controller", unit)
 
     def _add(self, key: tuple[str, str, str], kind: str, x: int, value: float, name: str) -> None:
+        if (points := self._of(key, kind)) is not None:
+            points.add(x, value, name)
+
+    def _of(self, key: tuple[str, str, str], kind: str) -> _Points | None:
+        """Return the points of a curve, or None if there are too many curves."""
         points = self._points.get(key)
         if points is None:
             if len(self._points) >= limits.PAGE_CURVES:
                 if len(self._refused) < limits.PAGE_CELLS_MAX:
                     self._refused.add(key)
                     self.left_out = len(self._refused)
-                return
+                return None
             points = self._points[key] = _Points(kind)
-        points.add(x, value, name)
+        return points
 
 
 def _growth(last: tuple[float, float, int] | None, row: MetricRow, at: float, count: int) -> float | None:

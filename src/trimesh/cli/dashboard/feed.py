@@ -2,6 +2,7 @@
 
 FW-1 A slow follower skips boards: it gets the newest, never a queue of old ones.
 FW-2 If a run does not answer, its last board stays, with the reason; after its end, also with the cause of death.
+FW-3 Time before the page was opened, and between two browsers, is filled from the history of the run.
 
 SO-1 A failed connection is opened again: a run closes idle ones, and a stopped run may continue.
 SO-2 The end of a run is detected by its socket, not by its silence.
@@ -14,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -23,8 +25,20 @@ from trimesh import limits
 from trimesh.cli.dashboard.board import Board, BoardSums, SeenRun, see, with_end
 from trimesh.cli.dashboard.curves import Curves
 from trimesh.cli.dashboard.detail import page_json
+from trimesh.cli.dashboard.past import Past, read_past
 from trimesh.errors import ConnectError
-from trimesh.observe import Cause, ObservedRun, OutputRow, RunSnapshot, SampleRow, autopsy, find_run, read_record, runs
+from trimesh.observe import (
+    Cause,
+    ObservedRun,
+    OutputRow,
+    RunSnapshot,
+    SampleRow,
+    autopsy,
+    find_run,
+    query,
+    read_record,
+    runs,
+)
 
 
 class PageFeed:
@@ -46,7 +60,7 @@ class PageFeed:
         self.curves = Curves()
         self._source = source
         self._every = every
-        self._data = b""
+        self._data = self._kept = b""
         self._number = 0
         self._history = deque[BoardSums](maxlen=limits.PAGE_HISTORY)
         self._changed = trio.Event()
@@ -61,22 +75,24 @@ class PageFeed:
             except ConnectError as error:
                 await self._lost(str(error))
             else:
-                self._history.append(history)
+                self._history += history
                 self._publish(seen, data)
             await trio.sleep_until(begun_at + self._every)
             if not self.followers:
                 self._wanted = trio.Event()
+                self._kept, self._data = self._data or self._kept, b""  # the next browser waits for a new snapshot
                 await self._wanted.wait()
 
     async def follow(self) -> AsyncGenerator[bytes, None]:
-        """Yield the sums of earlier boards, then boards, as server-sent events."""
+        """Yield the sums of earlier boards once there is a board, then boards, as server-sent events."""
         self.followers += 1
         self._wanted.set()
         try:
-            yield _event("history", page_json(list(self._history)))
             number = -1
             while True:
                 if self._number != number and self._data:
+                    if number < 0:
+                        yield _event("history", page_json(list(self._history)))
                     number = self._number
                     yield self._data
                 else:
@@ -84,9 +100,15 @@ class PageFeed:
         finally:
             self.followers -= 1
 
-    def _look(self, before: SeenRun | None) -> tuple[SeenRun, bytes, BoardSums]:
-        """Query the run, compute the board and encode it; in a thread."""
+    def _look(self, before: SeenRun | None) -> tuple[SeenRun, bytes, list[BoardSums]]:
+        """Query the run, compute the board and encode it; in a thread. The sums of a pause are those of the history."""
         later = self._source.snapshot()
+        past = Past()
+        last = 0.0 if before is None else before.snapshot.taken_at
+        if later.taken_at - last > limits.HISTORY_USAGE_SECONDS + self._every:
+            past = self._source.past(last, curves=before is None)
+        if before is None:
+            self.curves.load(past)
         with suppress(ConnectError):  # an older run has no samples; one that has ended is noticed by the next snapshot
             self.curves.newest, samples = self._source.samples(self.curves.newest)
             self.curves.add(samples)
@@ -95,13 +117,15 @@ class PageFeed:
         sums = _timed(seen, before)
         board = msgspec.structs.replace(seen.board, sums=sums, curves=len(self.curves))
         seen = msgspec.structs.replace(seen, board=board)
-        return seen, _event("board", page_json(seen.board)), sums
+        return seen, _event("board", page_json(seen.board)), [*past.sums, sums]
 
     async def _lost(self, said: str) -> None:
         has_ended = await trio.to_thread.run_sync(self._has_ended)
         before = self.seen if self.seen is not None else _nothing()
         state = "ended" if has_ended else "silent"
         if before.board.state == "ended":
+            if not self._data:
+                self._publish(before, self._kept)
             return
         cause = await trio.to_thread.run_sync(self._source.cause) if has_ended else None
         seen = with_end(before, state, said, cause, number=self._number + 1)
@@ -188,6 +212,10 @@ class RunSource:
     def samples(self, after: int) -> tuple[int, Sequence[SampleRow]]:
         """Return the number of the newest sample of metrics, and those after a number."""
         return self._asked(lambda run: run.samples(after))
+
+    def past(self, after: float, *, curves: bool) -> Past:
+        """Return what the history has; sums after a Unix time."""
+        return read_past(partial(query, pid=self.pid), after, curves=curves)
 
     def kill(self, proc_id: str) -> None:
         self._done(lambda run: run.kill(proc_id))

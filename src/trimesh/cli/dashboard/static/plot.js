@@ -39,13 +39,16 @@ const UNITS = {
   seconds: { text: (value) => (value === 0 ? "0" : value < 1e-3 ? `${trimmed(value * 1e6)} µs` : value < 1 ? `${trimmed(value * 1e3)} ms` : `${trimmed(value)} s`) },
 };
 
-/** Return columns with a gap wherever nothing was sampled for three times as long as usual. */
+const SAMPLED = 10; // seconds between two samples of the history
+
+/** Return columns with a gap wherever nothing was sampled: for longer than the history, or twice the usual time. */
 export function withGaps([x, ...columns]) {
   const steps = x.slice(1).map((at, index) => at - x[index]);
   const usual = [...steps].sort((a, b) => a - b)[Math.floor(steps.length / 2)] || 1;
+  const most = Math.max(SAMPLED * 1.5, usual * 2);
   const found = [[], ...columns.map(() => [])];
   x.forEach((at, index) => {
-    if (index && at - x[index - 1] > 3 * usual) {
+    if (index && at - x[index - 1] > most) {
       found[0].push(x[index - 1] + usual);
       columns.forEach((_, column) => found[column + 1].push(null));
     }

@@ -2,7 +2,7 @@
 
 import { store, update } from "./store.js";
 
-const HISTORY_MAX = 600;
+const HISTORY_MAX = 1000;
 let actToken = "";
 
 /** Return the answer to a question; throw an Error in words where there is none. */
