@@ -1072,9 +1072,9 @@ PAGE_NODES_MAX: Final = 150
 PAGE_LINES_MAX: Final = 2_000
 """Lines of output that one answer has, and that the page keeps."""
 PAGE_TASK_PROCS: Final = 32
-"""Rows of processes in one time line: each is a flight record that is read, in some 10 ms."""
-PAGE_TASK_SECONDS: Final = 60.0
-"""Length of the longest time line."""
+"""Rows of one answer of the time line: each is a flight record that is read, in some 10 ms."""
+PAGE_TASK_SECONDS: Final = 600.0
+"""Length of the longest time line; a process keeps its newest calls only."""
 PAGE_TASK_BARS: Final = 400
 """Parts of a time line; short calls within one are joined, so that a row has no more bars."""
 PAGE_LATENCY_PROCS: Final = 4

@@ -14,8 +14,9 @@ from trimesh import limits
 from trimesh._wire import flight
 from trimesh._wire.observed import ActorRow, CallRow, EndpointRow, EventRow, ProcRow, ProcView, WaitRow
 from trimesh.cli.dashboard.board import grids, see, wait_picture, with_end
-from trimesh.cli.dashboard.detail import TaskBar, detail, latencies, page_json, task_stream
+from trimesh.cli.dashboard.detail import detail, page_json
 from trimesh.cli.dashboard.problems import Problem, problems
+from trimesh.cli.dashboard.timeline import TaskBar, latencies, one_call, places, task_stream
 from trimesh.observe import Cause, RunSnapshot, activity_between
 from trimesh.observe.run_snapshot import merge
 
@@ -350,12 +351,12 @@ def test_short_calls_of_a_time_line_are_put_together(monkeypatch: pytest.MonkeyP
     """TN-1, TN-2: thousands are some hundred bars that count them all; what overlaps has a slot of its own."""
     calls = (*(flown(at, 100 + at / 1000, 0.0005) for at in range(9000)), flown(9001, 100, 0, flight.RUNNING, "long"))
     record = flight.Flight(flight.FlightHead(proc=proc(0)), 0.0, calls, ())
-    monkeypatch.setattr("trimesh.cli.dashboard.detail.read_record", lambda _: record)
+    monkeypatch.setattr("trimesh.cli.dashboard.timeline.read_record", lambda _: record)
     [row] = task_stream([proc(0)], 100.0, 10.0).rows
     assert sum(bar.count for bar in row.bars) == 9001
     assert len(row.bars) <= limits.PAGE_TASK_BARS + 2
     assert row.slots == 2
-    assert [bar for bar in row.bars if bar.outcome == 0] == [TaskBar(0.0, 10_000.0, 1, 0, 1, 1)]
+    assert [bar for bar in row.bars if bar.outcome == 0] == [TaskBar(0.0, 10_000.0, 1, 0, 1, 1, 9001)]
 
 
 def test_time_line_says_why_a_process_has_none():
@@ -366,4 +367,27 @@ def test_time_line_says_why_a_process_has_none():
 def test_latency_of_calls_that_have_ended():
     calls = [flown(at, 0.0, at / 100, flight.RAISED if at == 3 else flight.RETURNED) for at in range(1, 101)]
     [one] = latencies([*calls, flown(101, 0.0, 0.0, flight.RUNNING)])
-    assert (one.endpoint, one.count, one.failed, one.half, one.most, one.longest) == ("m.e", 100, 1, 0.51, 1.0, 1.0)
+    assert (one.endpoint, one.count, one.failed, one.p50, one.p99, one.longest) == ("m.e", 100, 1, 0.51, 1.0, 1.0)
+
+
+def test_one_call_of_a_time_line_has_its_error(monkeypatch: pytest.MonkeyPatch):
+    """By its number; one that was overwritten is not there."""
+    raised = flight.RaisedError(at=6.0, number=7, text="ValueError: no", line='File "train.py", line 3 in e')
+    record = flight.Flight(flight.FlightHead(proc=proc(0)), 0.0, (flown(7, 5.0, 1.5, flight.RAISED),), (raised,))
+    monkeypatch.setattr("trimesh.cli.dashboard.timeline.read_record", lambda _: record)
+    seen = RunSnapshot(taken_at=9.0, procs=(proc(0),))
+    found = one_call(seen, proc(0), 7)
+    assert found is not None
+    assert (found.name, found.caller, found.at, found.lasted) == ("m.e", "procs[gpus=0]", 5.0, 1.5)
+    assert (found.error, found.line) == (raised.text, raised.line)
+    assert one_call(seen, proc(0), 8) is None
+
+
+def test_rows_of_a_time_line_are_by_host():
+    rows = (proc(0, host="b"), proc(2, host="a"), proc(1, host="a"), ProcRow(id="0", pid=1))
+    found = places(RunSnapshot(taken_at=0.0, procs=rows))
+    assert [(one.host, one.name) for one in found] == [
+        ("a", "procs[gpus=1]"),
+        ("a", "procs[gpus=2]"),
+        ("b", "procs[gpus=0]"),
+    ]

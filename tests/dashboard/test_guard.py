@@ -168,7 +168,7 @@ async def test_bad_requests_are_answered_in_words():
             answer = await ask(server, "/api/kill", "POST", body, **usual)
             assert answer.status == 400, body[:20]
             assert "Traceback" not in answer.text
-        for path in ("tasks?seconds=-1", "tasks?first=" + "9" * 40, "logs?after=x", "logs?after=%F0%9F%98%80"):
+        for path in ("tasks?millis=-1", "tasks?until=" + "9" * 40, "logs?after=x", "logs?after=%F0%9F%98%80"):
             assert (await ask(server, f"/api/{path}", cookie=cookie)).status == 400, path
         for name in ("procs:trainers:" + "9" * 30, "procs:trainers:77777", ":", "%00", "<script>"):
             assert "is gone" in (await ask(server, f"/api/detail?name={name}", cookie=cookie)).text, name

@@ -184,9 +184,16 @@ def test_command_serves_the_run_and_says_what_it_has_died_of():
                 browser.board("live", lambda board: names_of(board) == ["controller", "procs", "workers"])
                 detail = browser.get("/api/detail?name=procs:procs:3")
                 assert detail["activity"]["proc"]["name"] == "procs[gpus=3]"
-                tasks: Any = {"stream": {"endpoints": []}}
-                while "workers.step" not in tasks["stream"]["endpoints"]:  # the program may not have come to it
-                    tasks = browser.get("/api/tasks?mesh=procs&seconds=600")
+                places = browser.get("/api/places")
+                assert [name for _, name, *_ in places] == [f"procs[gpus={rank}]" for rank in range(4)]
+                tasks: Any = {"endpoints": []}
+                while "workers.step" not in tasks["endpoints"]:  # the program may not have come to it
+                    tasks = browser.get(f"/api/tasks?procs={','.join(one[0] for one in places)}&millis=600000")
+                bar = next(bar for row in tasks["rows"] for bar in row["bars"] if row["name"] == "procs[gpus=2]")
+                call = browser.get(f"/api/call?proc={places[2][0]}&number={bar[6]}")
+                assert (call["caller"], call["name"].partition(".")[0]) == ("controller", "workers[gpus=2]")
+                trace = browser.get("/api/trace?millis=600000")
+                assert "step" in [event["name"] for event in trace["traceEvents"]]
                 browser.kill(detail["activity"]["proc"]["id"])
                 assert "procs[gpus=3] has died first" in browser.board("ended")["problems"][0]["title"]
                 assert page.stdout.readline() not in ("", address)

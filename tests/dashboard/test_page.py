@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +13,19 @@ import trio
 from tests.dashboard.browser import MISSING, Browser, Chromium, Tab, running_chromium, visiting
 from tests.dashboard.rigged import KeepingSource, RiggedSource, WaitingSource
 from tests.patience import HANG_SECONDS
+from tests.runtime.test_recorder import Spec, Taken
 
 pytest.importorskip("cyclopts")
 pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
 
 from tests.dashboard.asking import serving
 
-from trimesh._wire.observed import EventRow, OutputRow, ProcView
+from trimesh import limits
+from trimesh._runtime.recording import FlightRecorder
+from trimesh._wire.flight import FlightHead
+from trimesh._wire.observed import EventRow, OutputRow, ProcRow, ProcView
 from trimesh.cli.dashboard.site import PageServer
+from trimesh.cli.dashboard.timeline import task_stream
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
 
@@ -223,6 +229,92 @@ async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
             assert await tab.eval(tiles) == ["processes", "calls/s", "errors", "bytes/s", "CPU", "memory"]
             await tab.until("/[0-9] KiB|MiB/.test(document.querySelectorAll('.tile b')[3].innerText)")
             assert "Died" in await tab.text(".last")
+            assert tab.said == []
+
+
+class RecordedSource(RiggedSource):
+    """64 ranks of a mesh on two hosts, each with a full flight record of calls in the last eight seconds."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(8, 8, is_well=True)
+        now = [0.0]
+        head = FlightHead(proc=ProcRow(id="1"), started_at=1_799_999_993.0)
+        recorder = FlightRecorder(path, head, lambda: now[0])
+        calls = recorder.of_actor("trainer", {"hosts": 0, "gpus": 0})
+        for number in range(limits.RECORD_ROWS):
+            now[0] = number / 1_024
+            name = "step" if number % 512 else "save"
+            taken = Taken(call_id=number, received_at=now[0], spec=Spec(name=name))
+            row = calls.began(taken)
+            now[0] += 0.0005 if number % 512 else 0.4
+            calls.ended(row, taken)
+        self.record = str(path)
+        recorder.end()
+
+    def views(self) -> list[ProcView]:
+        """Return what each process says."""
+        [root, *rest] = super().views()
+        replace = msgspec.structs.replace
+        children = tuple(
+            replace(one, record=self.record, host=f"node{one.point['hosts'] // 4}") for one in root.children
+        )
+        rows = {one.id: one for one in children}
+        return [replace(root, children=children), *(replace(one, proc=rows[one.proc.id]) for one in rest)]
+
+
+COLOURED = """(() => {
+    const { width, height } = document.querySelector('.stream canvas');
+    const data = document.querySelector('.stream canvas').getContext('2d').getImageData(200, 22, width - 200, 150).data;
+    let found = 0;
+    for (let at = 0; at < data.length; at += 4) found += Math.max(...data.slice(at, at + 3)) - Math.min(...data.slice(at, at + 3)) > 60;
+    return found;
+})()"""  # noqa: E501 - one line for each step
+
+
+async def test_time_line_of_many_ranks(chromium: Chromium, tmp_path: Path):
+    """TN-3: the first rows in 0.3 s of a processor; others when they are scrolled to; folded hosts, zoom, one call."""
+    source = RecordedSource(tmp_path / "record")
+    procs = [one for one in source.snapshot().procs if one.mesh][:4]
+    start = time.thread_time()
+    stream = task_stream(procs, 1_799_999_992.0, 10.0)
+    reading = time.thread_time() - start
+    assert sum(bar.count for bar in stream.rows[0].bars) > 8_000
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(source, every=60.0) as server:
+            tab = await opened(browser, server)
+            await tab.resize(1400, 900)
+            before = await spent(tab)
+            await tab.press("4")
+            await tab.until("performance.getEntriesByName('trimesh:timeline').length")
+            drawing = await spent(tab) - before
+            await tab.until(f"{COLOURED} > 1000")
+            print(f"64 ranks: records of the first rows {reading * 1e3:.0f} ms, drawing {drawing * 1e3:.0f} ms")
+            assert reading + drawing < 0.3
+            await tab.until("document.querySelectorAll('.tasks tbody tr').length === 2")
+            stream_height = "document.querySelector('.stream > div').offsetHeight"
+            assert await tab.eval(stream_height) > 64 * 20
+            await tab.eval("document.querySelector('.stream').scrollTop = 1e6")
+            point = {"button": "left", "clickCount": 1}
+            box = await tab.eval("(({ x, y, width, height }) => [x, y, width, height])"
+                "(document.querySelector('.stream').getBoundingClientRect())")  # fmt: skip
+            await tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] + 20, y=box[1] + box[3] - 12)
+            await tab.until("document.querySelector('.said').innerText.includes('trainers[hosts=7,gpus=7]')")
+            await tab.eval("document.querySelector('.stream').scrollTop = 0")
+            for kind, x, y in (("mousePressed", 400, 60), ("mouseMoved", 600, 60), ("mouseReleased", 600, 60)):
+                await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + y, **point)
+            await tab.until("document.querySelector('.controls button').innerText === 'follow'")
+            await tab.until(f"{COLOURED} > 1000")
+            for x in range(250, 1200, 5):  # a call has ended there, of `save` or `step`
+                for kind in ("mousePressed", "mouseReleased"):
+                    await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + 55, **point)
+                if "trainer[hosts=0,gpus=0]" in await tab.text(".behind"):
+                    break
+            await tab.until("document.querySelector('.behind').innerText.includes('returned')")
+            assert await tab.text(".member") == "trainers[hosts=0,gpus=0]"
+            await tab.press("Escape")
+            for kind in ("mousePressed", "mouseReleased"):
+                await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + 20, y=box[1] + 30, **point)
+            await tab.until(f"{stream_height} < 40 * 22")
             assert tab.said == []
 
 

@@ -1,23 +1,16 @@
-"""Details of one member, for the page; PURE.
-
-TN-1 Calls of one endpoint that follow each other within a bar's width are one bar with a count: a row has at most
-     `limits.PAGE_TASK_BARS` bars a slot.
-TN-2 Overlapping calls are placed in different slots.
-"""
+"""Details of one member, for the page; PURE."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import msgspec
 
 from trimesh import limits
-from trimesh._wire import flight
 from trimesh.cli.dashboard.board import SeenRun
 from trimesh.cli.text import clean
-from trimesh.observe import ActorRow, CallRow, EventRow, LinkRow, ProcActivity, ProcRow, calls_of, read_record
+from trimesh.observe import ActorRow, CallRow, EventRow, LinkRow, ProcActivity, calls_of
 
 _MOST = 50
 
@@ -87,176 +80,6 @@ def _proc_id(seen: SeenRun, name: str) -> str:
         if clean(proc.name) == name:
             return proc.id
     return next((actor.proc for actor in seen.snapshot.actors if clean(actor.name) == name), "")
-
-
-# ---- time lines and latencies of calls, from flight records ----------------------------------------------------------
-
-_SLOTS_MAX: Final = 8
-
-
-class TaskBar(msgspec.Struct, frozen=True, array_like=True):
-    """One call, or several short ones of one endpoint.
-
-    Attributes:
-        begin, length: Milliseconds from the start of the time line, and duration in milliseconds.
-        endpoint: Its index in `TaskStream.endpoints`.
-        outcome: 0 running, 1 returned, 2 raised, 3 cancelled; of several calls the greatest.
-        count: Number of calls.
-        slot: Row within its process.
-    """
-
-    begin: float
-    length: float
-    endpoint: int
-    outcome: int
-    count: int
-    slot: int
-
-
-class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One process.
-
-    Attributes:
-        name: Name of the process.
-        slots: Number of rows that its bars need.
-        bars: Its calls, oldest first.
-        missing: Whether calls of this period were overwritten in its flight record.
-        error: Why its flight record cannot be read; "" otherwise.
-    """
-
-    name: str
-    slots: int = 1
-    bars: tuple[TaskBar, ...] = ()
-    missing: bool = False
-    error: str = ""
-
-
-class CallLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency of one endpoint's calls, from arrival to end, in seconds.
-
-    Attributes:
-        endpoint: `mesh.endpoint`.
-        count, failed: Number of ended calls, and of those that raised.
-        half, most, longest: Median, 99th percentile and maximum.
-        waited: Median time in the mailbox.
-    """
-
-    endpoint: str
-    count: int
-    failed: int
-    half: float
-    most: float
-    longest: float
-    waited: float
-
-
-class TaskStream(msgspec.Struct, frozen=True, kw_only=True):
-    """A time line.
-
-    Attributes:
-        since: Unix time of its start.
-        seconds: Its length.
-        endpoints: `mesh.endpoint`, by number.
-        rows: Time lines of the processes.
-        latencies: Latencies of their endpoints, the one with most calls first.
-    """
-
-    since: float
-    seconds: float
-    endpoints: tuple[str, ...] = ()
-    rows: tuple[TaskRow, ...] = ()
-    latencies: tuple[CallLatency, ...] = ()
-
-
-def task_stream(procs: Sequence[ProcRow], since: float, seconds: float) -> TaskStream:
-    """Return the calls of some processes from the Unix time `since` on.
-
-    Blocking: some 10 ms per process.
-    """
-    endpoints = dict[str, int]()
-    rows, calls = list[TaskRow](), list[flight.FlightCall]()
-    for proc in procs[: limits.PAGE_TASK_PROCS]:
-        try:
-            found = read_record(proc.record)
-        except ValueError as error:
-            rows.append(TaskRow(name=proc.name, error=str(error)))
-            continue
-        seen = [call for call in found.calls if _is_seen(call, since, since + seconds)]
-        calls += seen
-        missing = bool(found.calls) and found.calls[0].number > 1 and found.calls[0].at > since
-        slots, bars = _bars(seen, since, seconds, endpoints)
-        rows.append(TaskRow(name=proc.name, slots=slots, bars=tuple(bars), missing=missing))
-    return TaskStream(
-        since=since, seconds=seconds, endpoints=tuple(endpoints), rows=tuple(rows), latencies=tuple(latencies(calls))
-    )
-
-
-def _is_seen(call: flight.FlightCall, since: float, until: float) -> bool:
-    if call.name is None or not call.name.mesh:
-        return False
-    return call.at + call.waited < until and (call.outcome == flight.RUNNING or call.at + call.lasted >= since)
-
-
-def _bars(
-    calls: Iterable[flight.FlightCall], since: float, seconds: float, endpoints: dict[str, int]
-) -> tuple[int, list[TaskBar]]:
-    """Return the number of slots, and the bars in them."""
-    width = seconds / limits.PAGE_TASK_BARS
-    open_bars = list[
-        tuple[float, float, int, int, int]
-    ]()  # begin, end, endpoint, outcome, count: the last of each slot
-    bars = list[TaskBar]()
-
-    def close(slot: int) -> None:
-        begin, end, endpoint, outcome, count = open_bars[slot]
-        bars.append(
-            TaskBar(round(begin * 1e3, 1), round(max(end - begin, 0.0) * 1e3, 1), endpoint, outcome, count, slot)
-        )
-
-    for call in sorted(calls, key=lambda one: one.at + one.waited):
-        assert call.name is not None
-        endpoint = endpoints.setdefault(f"{call.name.mesh}.{call.name.endpoint}", len(endpoints))
-        begin = max(0.0, call.at + call.waited - since)
-        end = seconds if call.outcome == flight.RUNNING else min(seconds, call.at + call.lasted - since)
-        for slot, (first, last, other, outcome, count) in enumerate(open_bars):
-            is_short = end - begin < width and end - first < 8 * width and abs(begin - last) < width
-            if other == endpoint and is_short and flight.RUNNING not in (outcome, call.outcome):  # TN-1
-                open_bars[slot] = (first, max(last, end), endpoint, max(outcome, call.outcome), count + 1)
-                break
-            if begin >= last - 1e-6:
-                close(slot)
-                open_bars[slot] = (begin, end, endpoint, call.outcome, 1)
-                break
-        else:
-            if len(open_bars) < _SLOTS_MAX:
-                open_bars.append((begin, end, endpoint, call.outcome, 1))
-    for slot in range(len(open_bars)):
-        close(slot)
-    return max(1, len(open_bars)), sorted(bars, key=lambda bar: bar.begin)
-
-
-def latencies(calls: Iterable[flight.FlightCall]) -> list[CallLatency]:
-    """Return the latency of calls by endpoint, the one with most calls first."""
-    groups = defaultdict[str, list[flight.FlightCall]](list)
-    for call in calls:
-        if call.name is not None and call.outcome != flight.RUNNING:
-            groups[f"{call.name.mesh}.{call.name.endpoint}"].append(call)
-    found = [_latency(endpoint, some) for endpoint, some in groups.items()]
-    return sorted(found, key=lambda one: -one.count)[: limits.PAGE_ROWS_MAX]
-
-
-def _latency(endpoint: str, calls: list[flight.FlightCall]) -> CallLatency:
-    lasted = sorted(call.lasted for call in calls)
-    waited = sorted(call.waited for call in calls)
-    return CallLatency(
-        endpoint=endpoint,
-        count=len(calls),
-        failed=sum(call.outcome == flight.RAISED for call in calls),
-        half=lasted[len(lasted) // 2],
-        most=lasted[min(len(lasted) - 1, len(lasted) * 99 // 100)],
-        longest=lasted[-1],
-        waited=waited[len(waited) // 2],
-    )
 
 
 # ---- rows as JSON without invisible characters -----------------------------------------------------------------------

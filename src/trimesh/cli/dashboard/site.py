@@ -37,12 +37,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trimesh import limits
 from trimesh._runtime.tasks import open_heard_signals
-from trimesh.cli.dashboard.detail import detail, page_json, task_stream
+from trimesh.cli.dashboard.detail import detail, page_json
 from trimesh.cli.dashboard.feed import PageFeed, RunSource
+from trimesh.cli.dashboard.timeline import latencies_of, one_call, places, task_stream, trace
 from trimesh.cli.logs import log_groups
-from trimesh.cli.text import clean
 from trimesh.errors import ConnectError
-from trimesh.observe import RunSnapshot, shared_stacks
+from trimesh.observe import ProcRow, RunSnapshot, shared_stacks
 
 _STATIC: Final = Path(__file__).parent / "static"
 
@@ -67,7 +67,11 @@ def make_site(feed: PageFeed, source: RunSource) -> Starlette:
             Route("/api/detail", pages.detail),
             Route("/api/stacks", pages.stacks),
             Route("/api/logs", pages.logs),
+            Route("/api/places", pages.places),
             Route("/api/tasks", pages.tasks),
+            Route("/api/latencies", pages.latencies),
+            Route("/api/call", pages.call),
+            Route("/api/trace", pages.trace),
             Route("/api/curves", pages.curves),
             Route("/api/kill", partial(pages.act, source.kill), methods=["POST"]),
             Route("/api/cancel", partial(pages.act, source.cancel), methods=["POST"]),
@@ -174,26 +178,62 @@ class _Pages:
         curves = self._feed.curves
         return _json({"curves": list(curves.shown()), "left_out": curves.left_out})
 
+    async def places(self, _: Request) -> Response:
+        """Return the rows of the time line."""
+        return _json(places(self._snapshot()))
+
     async def tasks(self, request: Request) -> Response:
-        """Return the time lines of some processes of a mesh."""
-        seen = self._feed.seen
-        if seen is None:
-            return _json({"error": "there is no snapshot of the run yet"}, 404)
-        seconds = min(_whole(request, "seconds", 10, 3_600), limits.PAGE_TASK_SECONDS)
-        first = _whole(request, "first", 0, 10**9)
-        mesh = request.query_params.get("mesh", "")
-        procs = [proc for proc in seen.snapshot.procs if proc.mesh and mesh in ("", clean(proc.mesh))]
-        procs.sort(key=lambda proc: (proc.mesh, tuple(proc.point.values()), proc.incarnation))
-        until = seen.snapshot.taken_at
-        few = procs[first : first + limits.PAGE_TASK_PROCS]
-        found = await trio.to_thread.run_sync(task_stream, few, until - seconds, seconds)
-        return _json({"stream": found, "first": first, "count": len(procs)})
+        """Return the time lines of the named processes, at most `limits.PAGE_TASK_PROCS`."""
+        period = _period(request, self._snapshot())
+        return _json(await trio.to_thread.run_sync(task_stream, self._procs(request), *period))
+
+    async def latencies(self, request: Request) -> Response:
+        """Return durations of calls by endpoint, of the named processes."""
+        period = _period(request, self._snapshot())
+        return _json(await trio.to_thread.run_sync(latencies_of, self._procs(request), *period))
+
+    def _procs(self, request: Request) -> list[ProcRow]:
+        procs = {proc.id: proc for proc in self._snapshot().procs}
+        wanted = request.query_params.get("procs", "").split(",")[: limits.PAGE_TASK_PROCS]
+        return [procs[one] for one in wanted if one in procs]
+
+    async def call(self, request: Request) -> Response:
+        """Return one call of a process, by its number."""
+        seen = self._snapshot()
+        proc = next((one for one in seen.procs if one.id == request.query_params.get("proc")), None)
+        number = _whole(request, "number", 0, 2**53)
+        found = None if proc is None else await trio.to_thread.run_sync(one_call, seen, proc, number)
+        return _json(
+            {"error": "the flight record of its process has overwritten this call"} if found is None else found
+        )
+
+    async def trace(self, request: Request) -> Response:
+        """Return the time line of all processes as a file for Perfetto."""
+        seen = self._snapshot()
+        since, seconds = _period(request, seen)
+        if seen.job is None or not seen.job.record:
+            raise ValueError("this run keeps no flight records: TRIMESH_RECORD must not be off")
+        data = await trio.to_thread.run_sync(trace, seen.job.record, since, seconds)
+        name = f"trimesh-{seen.job.pid}.json"
+        return Response(data, headers={"content-disposition": f'attachment; filename="{name}"'})
+
+    def _snapshot(self) -> RunSnapshot:
+        if self._feed.seen is None:
+            raise ValueError("there is no snapshot of the run yet")
+        return self._feed.seen.snapshot
 
     async def act(self, act: Callable[[str], None], request: Request) -> Response:
         """Kill a process, or cancel a call."""
         target = await _target(request)
         await trio.to_thread.run_sync(act, target)
         return _json({})
+
+
+def _period(request: Request, seen: RunSnapshot) -> tuple[float, float]:
+    """Return begin and length of the period of a time line, in seconds; without `until` it ends now."""
+    seconds = min(_whole(request, "millis", 10_000, 2**53) / 1e3, limits.PAGE_TASK_SECONDS)
+    until = _whole(request, "until", 0, 2**53) / 1e3
+    return (until or seen.taken_at) - seconds, seconds
 
 
 def _whole(request: Request, name: str, default: int, most: int) -> int:

@@ -7,7 +7,7 @@ import { cellOf } from "./layout.js";
 import { LETTERS_OF } from "./cells.js";
 import { Sample } from "./meshes.js";
 import { ProblemDetail } from "./problems.js";
-import { clock, count, duration, size } from "./format.js";
+import { clock, count, duration, latency, size } from "./format.js";
 import { store, update } from "./store.js";
 
 /** Show a member: "procs:MESH:CELL", or its name. */
@@ -38,12 +38,13 @@ export async function look() {
   if (store.selected === name) update({ detail });
 }
 
-/** What stands beside the tab: the problem that is open, then the member that is selected. */
-export function Aside({ problem, detail, said, scheme }) {
-  const close = () => update({ selected: "", detail: null, opened: "", said: "" });
+/** What stands beside the tab: the problem that is open, the call that was clicked in the time line, then the member that is selected. */
+export function Aside({ problem, call, detail, said, scheme }) {
+  const close = () => update({ selected: "", detail: null, opened: "", call: null, said: "" });
   return html`<aside class="detail" aria-label="detail">
     <button type="button" class="close" onClick=${close} aria-label="close (Escape)">×</button>
     ${problem && html`<${ProblemDetail} one=${problem} scheme=${scheme} />`}
+    ${call && html`<${PastCall} call=${call} />`}
     ${detail && html`<${Detail} detail=${detail} said=${said} scheme=${scheme} />`}
   </aside>`;
 }
@@ -99,6 +100,28 @@ function Detail({ detail, said, scheme }) {
       <ul class="plain">
         ${detail.events.map((event) => html`<li key=${event.number}><time>${clock(event.at)}</time> <b>${event.kind}</b> ${event.text}</li>`)}
       </ul>`}
+  </section>`;
+}
+
+const OUTCOMES = ["runs", "returned", "raised", "cancelled"];
+
+/** A call of the time line. */
+function PastCall({ call }) {
+  if (call.error && !call.name) return html`<p>${call.error}</p>`;
+  return html`<section class="behind" aria-label="call">
+    <h2>${call.name}</h2>
+    <dl>
+      <dt>outcome</dt>
+      <dd class=${call.outcome === 2 ? "wrong" : ""}>${OUTCOMES[call.outcome]}</dd>
+      <dt>arrived</dt>
+      <dd>${clock(call.at, true)}${call.caller && `, from ${call.caller}`}</dd>
+      <dt>waited</dt>
+      <dd>${latency(call.waited)} in the mailbox</dd>
+      ${call.outcome > 0 && html`<dt>took</dt><dd>${latency(call.lasted)} from its arrival</dd>`}
+      ${call.error && html`<dt>error</dt><dd>${call.error}</dd>`}
+      ${call.line && html`<dt>at</dt><dd><code>${call.line}</code></dd>`}
+    </dl>
+    ${call.of > 1 && html`<p class="dim">The first of ${count(call.of)} calls that are one bar: zoom in for the others.</p>`}
   </section>`;
 }
 

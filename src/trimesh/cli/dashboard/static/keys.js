@@ -25,7 +25,7 @@ export function listen() {
     const isTyping = event.target.matches("input:not([type=radio]), select, textarea");
     if (event.key === "Escape") {
       if (isTyping) event.target.blur();
-      update({ selected: "", detail: null, opened: "", filter: "", said: "" });
+      update({ selected: "", detail: null, opened: "", call: null, filter: "", said: "" });
     } else if (isTyping) {
       return;
     } else if (event.key >= "1" && event.key <= String(TABS.length)) {

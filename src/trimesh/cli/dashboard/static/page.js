@@ -35,9 +35,9 @@ function Page({ store }) {
       <input id="filter" type="search" placeholder="/ filter" aria-label="filter" value=${store.filter} onInput=${(event) => update({ filter: event.target.value })} />
       <button type="button" onClick=${() => update({ dialog: "keys" })}><kbd>?</kbd> keys</button>
     </nav>
-    <div class=${`body ${store.detail || problem ? "split" : ""}`}>
+    <div class=${`body ${store.detail || problem || store.call ? "split" : ""}`}>
       <main role="tabpanel" aria-label=${store.tab}><${Tab} store=${store} /></main>
-      ${(store.detail || problem) && html`<${Aside} problem=${problem} detail=${store.detail} said=${store.said} scheme=${store.scheme} />`}
+      ${(store.detail || problem || store.call) && html`<${Aside} problem=${problem} call=${store.call} detail=${store.detail} said=${store.said} scheme=${store.scheme} />`}
     </div>
     <${Dialog} dialog=${store.dialog} />`;
 }

@@ -9,6 +9,7 @@ export const store = {
   colourBy: "state",
   filter: "",
   detail: null, // of what is selected
+  call: null, // one call of the time line
   opened: "", // the problem whose detail is shown
   folded: false, // whether the problems are one line
   dialog: null, // { title, text, act } asks before an act; "keys" shows the keys

@@ -7,7 +7,7 @@ import { Logs } from "./logs.js";
 import { Overview } from "./overview.js";
 import { Rates } from "./rates.js";
 import { Stacks } from "./stacks.js";
-import { Tasks } from "./tasks.js";
+import { Tasks } from "./timeline.js";
 import { Waits } from "./waits.js";
 
 export const TABS = [
