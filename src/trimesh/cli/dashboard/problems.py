@@ -7,6 +7,7 @@ PQ-3 A merely unusual state (memory, a single rank that has not left a call) is 
 PQ-4 A process that does not run is one problem: that a call has not ended there only follows from it.
 PQ-5 The strip has one line for each and at most a fifth of the window. Details open beside the tab; folded, the number
      of problems stays.
+PQ-6 A member that keeps dying is one failure, although each time it was restarted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 import msgspec
 
 from trimesh import limits
+from trimesh._wire.observed import HOST_SILENT
 from trimesh.cli.text import (
     FINE,
     common,
@@ -45,6 +47,9 @@ from trimesh.observe import (
 )
 
 _RESTARTED: Final = ("Restarted", "Started")
+_LOOP_DEATHS: Final = 3
+_LOOP_SECONDS: Final = 600.0
+"""A member keeps dying if it died so many times in so many seconds: fewer are what restarts are for."""
 _GROWN: Final = 3
 _GROWN_BYTES: Final = 64 << 20
 _FEW: Final = 4
@@ -54,6 +59,7 @@ _WORDS: Final = {
     "stuck": "computes without a checkpoint: its Trio loop does not run",
     "stopped": "was stopped by a signal, or by a debugger",
     "dead": "has died",
+    "held": "is held for a debugger",
 }
 
 
@@ -65,7 +71,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             "alone", "absent", "memory", "unread", "restarted".
         title: Member and problem.
         text: Details.
-        names: The members, at most four.
+        names: The members, at most as many as asked for.
         parts: Actors that have died with their processes, at most four.
         count: Number of members.
         at: Source line, if known.
@@ -86,12 +92,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     is_sure: bool = True
 
 
-def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
+def problems(seen: RunSnapshot, cause: Cause | None = None, *, names_max: int = _FEW) -> list[Problem]:
     """Return the problems of a run, most urgent first.
 
     Args:
         seen: The run.
         cause: Its cause of death, if it has died.
+        names_max: Greatest number of members that a problem names.
     """
     failures = list(_failures(seen))
     graph = WaitGraph(seen)
@@ -99,6 +106,7 @@ def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
     found += [one for one in failures if one.kind == "failure"]
     found += _deadlocks(graph, seen.taken_at)
     failed = {event.name for event in seen.failures}
+    found += _hosts(seen)
     found += _procs(seen, [proc for proc in seen.procs if proc.state != "dead" or proc.name not in failed])
     found += _full(seen)
     found += _pinned(seen)
@@ -108,7 +116,8 @@ def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
             found.append(one)
     found += _grown(seen.procs)
     found += _unread(seen)
-    return [*found, *(one for one in failures if one.kind != "failure")]
+    found += (one for one in failures if one.kind != "failure")
+    return [msgspec.structs.replace(one, names=one.names[:names_max]) for one in found]
 
 
 def _ended(cause: Cause) -> Problem:
@@ -127,28 +136,60 @@ def _failures(seen: RunSnapshot) -> Iterator[Problem]:
             last[event.name] = event
     procs = {proc.name for proc in seen.procs}
     deaths = {event.text for event in seen.failures if event.name in procs}
+    loops = _loops(seen)
+    yield from _loop_problems(loops, procs)
     groups = dict[tuple[str, str, str], list[EventRow]]()
     for event in seen.failures:
+        if event.name in loops:
+            continue
         mesh = "" if event.text in deaths else event.mesh  # an actor reports the error of its process
         groups.setdefault((event.kind, mesh, event.text), []).append(event)
     for (kind, _, text), events in groups.items():
         every = tuple(dict.fromkeys(event.name for event in events))
         names = tuple(name for name in every if name in procs) or every
-        ends = [last[name] for name in every]
-        restarted = all(event.kind in _RESTARTED for event in ends)
+        ends = [last[name] for name in every if name in last]
+        restarted = bool(ends) and all(event.kind in _RESTARTED for event in ends)
         if restarted and max(event.at for event in ends) < seen.taken_at - limits.PAGE_RESOLVED_SECONDS:
             continue
         yield Problem(
             kind="restarted" if restarted else "failure",
             title=f"{some(names)} {kind.lower()}{' and was restarted' * restarted}",
             text=text,
-            names=names[:_FEW],
+            names=names,
             parts=tuple(name for name in every if name not in names)[:_FEW],
             count=len(names),
             chain=events[0].causes,
             when=events[0].at,
             is_sure=not restarted,
         )
+
+
+def _loops(seen: RunSnapshot) -> dict[str, list[EventRow]]:
+    """Return the deaths of the last minutes of each member that keeps dying (PQ-6)."""
+    found = defaultdict[str, list[EventRow]](list)
+    for event in seen.failures:
+        if event.kind == "Died" and event.at > seen.taken_at - _LOOP_SECONDS:
+            found[event.name].append(event)
+    return {name: deaths for name, deaths in found.items() if len(deaths) >= _LOOP_DEATHS}
+
+
+def _loop_problems(loops: dict[str, list[EventRow]], procs: set[str]) -> Iterator[Problem]:
+    """Yield a failure for each process that keeps dying, with its actors in `parts`, and for each other actor."""
+    for name in sorted(loops, key=lambda name: (name not in procs, name)):
+        deaths = loops[name]
+        texts = {event.text for event in deaths}
+        homes = {other for other in procs & loops.keys() if texts & {event.text for event in loops[other]}}
+        if name in procs or not homes:
+            parts = [other for other in loops if other not in procs and texts & {one.text for one in loops[other]}]
+            yield Problem(
+                kind="failure",
+                title=f"{name} died {len(deaths)} times in {duration(deaths[-1].at - deaths[0].at)}",
+                text=f"last: {deaths[-1].text}",
+                names=(name,),
+                parts=tuple(parts[:_FEW]) if name in procs else (),
+                chain=deaths[-1].causes,
+                when=deaths[-1].at,
+            )
 
 
 def _deadlocks(graph: WaitGraph, now: float) -> Iterator[Problem]:
@@ -162,7 +203,7 @@ def _deadlocks(graph: WaitGraph, now: float) -> Iterator[Problem]:
                 kind="deadlock",
                 title=f"{len(calls)} calls wait for each other: " + " → ".join(_called(call) for call in calls[:_FEW]),
                 text=f"{one.waiters} calls wait for them{until}",
-                names=tuple(dict.fromkeys(call.name for call in calls))[:_FEW],
+                names=tuple(dict.fromkeys(call.name for call in calls)),
                 count=len(calls),
                 chain=tuple(lines),
                 when=now - min(call.age for call in calls),
@@ -173,10 +214,25 @@ def _called(call: CallRow) -> str:
     return f"{call.name}.{call.endpoint}"
 
 
+def _hosts(seen: RunSnapshot) -> Iterator[Problem]:
+    """Yield the hosts of which neither the agent nor a process answers, with their processes."""
+    for host in seen.hosts:
+        names = tuple(proc.name for proc in seen.procs if proc.host == host.name and proc.kernel_state == HOST_SILENT)
+        if names:
+            what = "process" if len(names) == 1 else "processes"
+            yield Problem(
+                kind="silent",
+                title=f"host {host.name} silent, with {len(names)} {what}: {some(names)}",
+                text="its agent is stopped, or cannot be reached",
+                names=names,
+                count=len(names),
+            )
+
+
 def _procs(seen: RunSnapshot, procs: Sequence[ProcRow]) -> Iterator[Problem]:
     groups = dict[tuple[str, str, str], list[ProcRow]]()
     for proc in procs:
-        if proc.state not in FINE:
+        if proc.state not in FINE and proc.kernel_state != HOST_SILENT:
             line = next(iter(program_lines(proc.stack, 1)), "")
             groups.setdefault((proc.state, proc.mesh, line), []).append(proc)
     for (state, _, line), members in groups.items():
@@ -190,7 +246,7 @@ def _procs(seen: RunSnapshot, procs: Sequence[ProcRow]) -> Iterator[Problem]:
             kind=state,
             title=f"{some(names)} {state}{f' for {duration(longest)}' * bool(longest)}",
             text=last or words,
-            names=names[:_FEW],
+            names=names,
             count=len(names),
             at=line,
             chain=tuple(program_lines(members[0].stack, 8))[1:],
@@ -252,7 +308,7 @@ def _pinned(seen: RunSnapshot) -> Iterator[Problem]:
             kind="pinned",
             title=kept_title(one),
             text=kept_text(one),
-            names=one.holders[:_FEW],
+            names=one.holders,
             count=len(one.holders),
             at="" if one.call is None else one.call.at,
             chain=() if one.call is None else one.call.stack[1:],
@@ -268,7 +324,7 @@ def _unread(seen: RunSnapshot) -> Iterator[Problem]:
             kind="unread",
             title=unread_title(one),
             text=unread_text(one),
-            names=one.publishers[:_FEW],
+            names=one.publishers,
             count=len(one.publishers),
             when=seen.taken_at - one.seconds,
             is_sure=False,
@@ -297,7 +353,7 @@ def _odd(seen: RunSnapshot) -> Iterator[Problem]:
             left = left if len(left) == others else []  # the members of a slice are not known
             who = some(left) if left else f"{others} of {others + len(names)} members"
             title = f"{who} is not in {what}, in which {len(names)} others are"
-            names, when = tuple(left[:_FEW]), seen.taken_at - oldest.age
+            names, when = tuple(left), seen.taken_at - oldest.age
             yield Problem(kind="absent", title=title, text=text, names=names, when=when, is_sure=False)
         elif others > 1 and len(names) <= few:
             title = f"{what} has ended on {others} of {others + len(names)} members, but not on {some(names)}"
@@ -305,7 +361,7 @@ def _odd(seen: RunSnapshot) -> Iterator[Problem]:
                 kind="alone",
                 title=title,
                 text=text,
-                names=names[:_FEW],
+                names=names,
                 at=oldest.at,
                 chain=oldest.stack[1:],
                 when=seen.taken_at - oldest.age,
@@ -325,7 +381,7 @@ def _grown(procs: Sequence[ProcRow]) -> Iterator[Problem]:
             worst = max(large, key=lambda proc: proc.memory_bytes)
             names = tuple(proc.name for proc in large)
             title = f"{some(names)} has {size(worst.memory_bytes)} of memory, where others of {mesh} have {size(usual)}"
-            yield Problem(kind="memory", title=title, names=names[:_FEW], count=len(names), is_sure=False)
+            yield Problem(kind="memory", title=title, names=names, count=len(names), is_sure=False)
 
 
 def summary(seen: RunSnapshot) -> str:
