@@ -1018,6 +1018,8 @@ PROPAGATED_BYTES_MAX: Final = 4_096
 """Values of all propagated context variables of one call, encoded: ids, names, seeds; data belongs in arguments."""
 TRACE_LINKS_MAX: Final = 1_024
 """Senders of items linked to one span: they are remembered while it lives; the SDK keeps 128 unless configured."""
+PS_SECONDS: Final = 0.25
+"""Time between the two snapshots of `trimesh ps`: the use of processors is counted between them, to 1 %."""
 TOP_SECONDS_MIN: Final = 0.1
 """Shortest interval of `trimesh top`: each snapshot queries every process."""
 TOP_ROWS_MAX: Final = 500

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -15,7 +14,7 @@ from tests.runtime.processes import parent_of
 
 import trimesh
 from trimesh import Actor, Isolate, endpoint, observe
-from trimesh.cli.processes import process_tree
+from trimesh.cli.processes import run_lines
 
 pytest.importorskip("cryptography")
 
@@ -35,10 +34,6 @@ class Logging(Actor):
     @endpoint
     async def step(self, number: int) -> None:
         trimesh.log({"loss": 0.5}, step=number)
-
-
-def lines(tree: Any) -> list[str]:
-    return [str(tree.label), *(line for child in tree.children for line in lines(child))]
 
 
 @pytest.mark.daily
@@ -92,6 +87,6 @@ async def test_host_that_does_not_answer_is_called_silent() -> None:
     }
     [silent] = [proc for proc in seen.procs if proc.state == "silent"]
     assert silent.name == "procs[hosts=1,gpus=0]"
-    shown = lines(process_tree(seen))
-    assert any(line.startswith(f"host {hosts.names[1]}  silent, with 1 process") for line in shown)
+    shown = [line.plain for line in run_lines(seen)]
+    assert f": host {hosts.names[1]} silent, with 1 process: procs[hosts=1,gpus=0]; see: " in shown[0]
     assert any(f"its host {hosts.names[1]} does not answer either" in line for line in shown)

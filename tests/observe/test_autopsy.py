@@ -195,8 +195,8 @@ def test_versions_that_are_kept_or_not_read_are_named_by_all(
     monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.2)
     with victim(way) as one:
         pid = ("--pid", str(one.pid))
-        for command in (("ps",), ("calls", "--waits")):
-            said_until(capfd, (f"{kind}: {told}",), *command, *pid)
+        said_until(capfd, (f"run {one.pid}: {told}",), "ps", *pid)
+        said_until(capfd, (f"{kind}: {told}",), "calls", "--waits", *pid)
         said_until(capfd, ("workers.publish x1: workers[gpus=0]", "in publish"), "stack", *pid)
         with observe.find_run(one.pid) as asked:
             [problem] = [problem for problem in problems(asked.snapshot()) if problem.kind == kind]

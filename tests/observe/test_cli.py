@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -36,13 +37,14 @@ async def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 @pytest.mark.daily
 async def test_ps_shows_what_lives(capfd: pytest.CaptureFixture[str]):
-    """Q3: as a tree, and as JSON."""
+    """Q3, Q18: as a tree, and as JSON; the first line says that nothing wrong was found."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         await procs.spawn("keepers", Keeper)
         code, text = await told(capfd, "ps")
         assert code == 0
         assert "procs[gpus=1]" in text
-        assert "keepers[gpus=0] (Keeper)  serving" in text
+        assert "keepers[gpus=0] (Keeper)" in text
+        assert text.splitlines()[0] == f"run {os.getpid()}: nothing wrong found"
         code, text = await told(capfd, "ps", "--json")
         [seen] = json.loads(text)
         assert [proc["name"] for proc in seen["procs"]] == ["controller", "procs[gpus=0]", "procs[gpus=1]"]

@@ -16,7 +16,7 @@ from trimesh.observe import ActorRow, ProcRow
 pytest.importorskip("cyclopts")
 
 from trimesh.cli.commands import run
-from trimesh.cli.members import MemberRefused, choose, parse
+from trimesh.cli.members import ArgumentRefused, choose, parse
 
 
 class Keeper(Actor):
@@ -80,14 +80,32 @@ def test_every_printed_name_is_taken() -> None:
     ("text", "code", "first", "second"),
     [
         ("nonsense", 1, "no process or actor is named nonsense", "there are controller, procs[gpus=0], "),
-        ("procs[gpus=99]", 1, "no process or actor is named procs[gpus=99]", "procs has procs[gpus=0], "),
-        ("procs", 1, "no process or actor is named procs", "procs has procs[gpus=0], "),
-        ("alone[gpus=0]", 1, "no process or actor is named alone[gpus=0]", "alone has alone; "),
-        ("alone.step", 1, "no process or actor is named alone.step", "there are controller, "),
+        (
+            "procs[gpus=99]",
+            1,
+            "no process or actor is named procs[gpus=99]; did you mean procs[gpus=11]?",
+            "procs has procs[gpus=0], ",
+        ),
+        ("procs", 1, "no process or actor is named procs; did you mean procs[gpus=0]?", "procs has procs[gpus=0], "),
+        (
+            "prox[gpu=3]",
+            1,
+            "no process or actor is named prox[gpu=3]; did you mean procs[gpus=3]?",
+            "there are controller, ",
+        ),
+        (
+            "grid[gpus=7,host=3]",
+            1,
+            "no process or actor is named grid[gpus=7,host=3]; did you mean grid[hosts=1,gpus=2]?",
+            "grid has grid[hosts=1,gpus=2]; ",
+        ),
+        ("alone[gpus=0]", 1, "no process or actor is named alone[gpus=0]; did you mean alone?", "alone has alone; "),
+        ("alone.step", 1, "no process or actor is named alone.step; did you mean alone?", "there are controller, "),
         (
             "procs[2]",
             2,
-            "a member must be named by its mesh and coordinates, such as procs[gpus=2], got 'procs[2]'",
+            "a member must be named by its mesh and coordinates, such as procs[gpus=2], got 'procs[2]'; did you mean "
+            "procs[gpus=2]?",
             "there are",
         ),
         (
@@ -99,7 +117,7 @@ def test_every_printed_name_is_taken() -> None:
     ],
 )
 def test_other_names_are_refused(text: str, code: int, first: str, second: str) -> None:
-    with pytest.raises(MemberRefused) as caught:
+    with pytest.raises(ArgumentRefused) as caught:
         choose(text, ROWS)
     lines = str(caught.value).splitlines()
     assert (caught.value.code, lines[0]) == (code, first)
@@ -109,9 +127,11 @@ def test_other_names_are_refused(text: str, code: int, first: str, second: str) 
 
 
 def test_a_large_mesh_is_listed_in_part() -> None:
-    with pytest.raises(MemberRefused, match=r"procs\[gpus=7\] and 4 more; trimesh"):
+    with pytest.raises(ArgumentRefused, match=r"procs\[gpus=7\] and 4 more; trimesh"):
         choose("procs[gpus=12]", ROWS)
-    with pytest.raises(MemberRefused, match=r"procs\[gpus=2\] and 9 more, alone, grid\[hosts=1,gpus=2\], my\.trainers"):
+    with pytest.raises(
+        ArgumentRefused, match=r"procs\[gpus=2\] and 9 more, alone, grid\[hosts=1,gpus=2\], my\.trainers"
+    ):
         choose("no", ROWS)
 
 
@@ -128,7 +148,7 @@ async def said(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 async def test_commands_refuse_what_is_no_member(capfd: pytest.CaptureFixture[str]):
     """Q3: nothing is shown for another member, and nothing ends."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
-        await procs.spawn("keepers", Keeper)
+        await (await procs.spawn("keepers", Keeper)).say.call("")
         for command in (("stack",), ("kill",), ("debug",), ("logs", "--at")):
             for text, code in (("nonsense", 1), ("procs[gpus=99]", 1), ("procs[gpus=0", 2)):
                 got, out, err = await said(capfd, *command, text)
@@ -138,11 +158,14 @@ async def test_commands_refuse_what_is_no_member(capfd: pytest.CaptureFixture[st
                 assert len(err.splitlines()) == 2
         got, out, err = await said(capfd, "logs", "--at", "gpus=99")
         assert (got, out) == (1, "")
-        assert err.startswith("trimesh: no process has the coordinates gpus=99\nthere are controller, procs[gpus=0], ")
+        first = "trimesh: no process has the coordinates gpus=99; did you mean procs[gpus=1]?"
+        assert err.startswith(f"{first}\nthere are controller, procs[gpus=0], ")
         assert (await said(capfd, "stack", "procs[gpus=1]"))[::2] == (
             1,
-            "trimesh: no stacks: no call runs there, and all Trio loops run\n",
+            "trimesh: no stacks: no call runs at procs[gpus=1], and all Trio loops run\n",
         )
+        _, _, err = await said(capfd, "stack", "keepers[gpus=1].sya")
+        assert err.endswith("all Trio loops run; did you mean say?\n")
         assert {proc.state for proc in (await observe.snapshot()).procs} == {"running"}
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("textual")
 from textual.widgets import Input, Static
 
 from trimesh.cli.commands import run
-from trimesh.cli.processes import COLUMNS, cells, chosen, detail, summary
+from trimesh.cli.top import COLUMNS, cells, chosen, detail, summary
 from trimesh.cli.top_screen import DetailScreen, TopApp
 
 HOSTILE = "[red]a\x1b]0;owned\x07\x1b[2J\r\u202ez"
@@ -61,6 +61,18 @@ def test_rates_are_those_between_two_snapshots() -> None:
     assert [one.received for one in activity_between(seen_at(12.0, 3, "1"))] == [0.0]
 
 
+def test_use_of_processors_is_between_two_snapshots() -> None:
+    """Q18: known only where both have it: a process that does not answer sends none."""
+
+    def seen(taken_at: float, *used: float) -> RunSnapshot:
+        rows = (observed.ProcRow(id=str(at), name="p", cpu_seconds=seconds) for at, seconds in enumerate(used))
+        return RunSnapshot(taken_at=taken_at, procs=tuple(rows))
+
+    found = activity_between(seen(12.0, 7.0, 0.0, 3.0), seen(10.0, 4.0, 2.0, 0.0))
+    assert [one.cpu for one in found] == [1.5, None, None]
+    assert [cells(one)[COLUMNS.index("cpu")].plain for one in found] == ["150 %", "", ""]
+
+
 def test_calls_and_mailboxes_are_those_of_the_process() -> None:
     actors = (
         observed.ActorRow(proc="1", name="a", mesh="a", queued=3, running=1),
@@ -79,6 +91,7 @@ def test_rows_are_sorted_by_what_needs_a_look_and_filtered() -> None:
     rows = activity_between(seen_at(1.0, 0, "1", "2", "10", state="stuck"))
     assert [one.proc.id for one in chosen(rows, COLUMNS.index("process"), "")] == ["1", "2", "10"]
     assert chosen(list(reversed(rows)), COLUMNS.index("state"), "")[0].proc.id == "1"
+    assert [one.proc.id for one in chosen(rows, 0, "", is_reversed=True)] == ["10", "2", "1"]
     assert [one.proc.id for one in chosen(rows, 0, "gpus=10")] == ["10"]
     assert [one.proc.id for one in chosen(rows, 0, "stuck")] == ["1"]
     for column in range(len(COLUMNS)):
@@ -140,9 +153,14 @@ async def test_screen_shows_a_run_that_keys_sort_filter_and_look_into(tmp_path: 
         await until(pilot, lambda: len(names(app)) == 3)
         await until(pilot, lambda: any(one.queued for one in app.shown))
         assert "3 processes: running" in text_of(app, "#summary")
-        await pilot.press("s", "s", "s", "s", "s")
+        await pilot.press(*"s" * (COLUMNS.index("waits") + 1), "S")
         await until(pilot, lambda: COLUMNS[app.column] == "waits")
         await until(pilot, lambda: names(app)[0] == "procs[gpus=1]")
+        await pilot.press("r")
+        await until(pilot, lambda: app.is_reversed and names(app)[-1] == "procs[gpus=1]")
+        await pilot.press("r")
+        await until(pilot, lambda: names(app)[0] == "procs[gpus=1]")
+        assert "holders[gpus=1]" in [str(cell) for cell in app.table.get_column_at(COLUMNS.index("actors"))]
         await open_filter(app, pilot)
         await pilot.press(*"gpus=0")
         await until(pilot, lambda: names(app) == ["procs[gpus=0]"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import platform
 import sys
 import time
@@ -13,11 +12,10 @@ from typing import Annotated, Final
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 
 from trimesh.cli.doctor import Finding, findings
 from trimesh.cli.logs import log_lines
-from trimesh.cli.processes import process_tree
+from trimesh.cli.processes import run_lines
 from trimesh.cli.text import call_lines, clean, duration, one_line, publication_lines, size, stack_lines, wait_lines
 from trimesh.errors import ConnectError
 from trimesh.observe import (
@@ -263,9 +261,7 @@ def report_lines(made: RunReport) -> Iterator[str]:
 
 def _living_lines(snapshot: RunSnapshot, stacks: tuple[SharedStack, ...]) -> Iterator[str]:
     yield from ("", "==== processes")
-    with io.StringIO() as text:
-        Console(file=text, highlight=False, width=_WIDTH).print(process_tree(snapshot, shows_all=True))
-        yield from text.getvalue().splitlines()
+    yield from (line.plain for line in run_lines(snapshot, shows_all=True))
     yield from ("", "==== calls")
     yield from call_lines(snapshot.calls, shows_all=True)
     yield from ("", "==== wait graph")

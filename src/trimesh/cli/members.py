@@ -1,9 +1,11 @@
-"""Parser for members named on the command line, such as `procs[gpus=2]`."""
+"""Parser for members named on the command line, such as `procs[gpus=2]`, and errors of arguments."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 import attrs
@@ -20,16 +22,33 @@ _SHOWN_OF_ONE: Final = 8
 _SHOWN_OF_EACH: Final = 3
 
 
-class MemberRefused(Exception):
-    """An argument that names no member.
+class ArgumentRefused(Exception):
+    """An argument of a command that cannot be used.
 
     Attributes:
-        code: Exit code: `ABSENT` if the member does not exist, `MALFORMED` if the text is no name.
+        code: Exit code: `ABSENT` if what it names does not exist, `MALFORMED` if it is wrong usage.
     """
 
-    def __init__(self, text: str, code: int) -> None:
+    def __init__(self, text: str, code: int = MALFORMED) -> None:
         super().__init__(text)
         self.code = code
+
+
+def nearest(text: str, names: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the name that is most like a text; empty if none is like it."""
+    found = get_close_matches(text, list(names), n=1)
+    return f"; did you mean {one_line(found[0])}?" if found else ""
+
+
+def seconds_of(option: str, value: float) -> float:
+    """Return a number of seconds that an option has.
+
+    Raises:
+        ArgumentRefused: It is negative, or not a finite number.
+    """
+    if not 0 <= value < math.inf:
+        raise ArgumentRefused(f"{option} must be a finite number of seconds >= 0, got {value}")
+    return value
 
 
 @attrs.frozen
@@ -77,7 +96,7 @@ def choose(text: str, rows: Sequence[ProcRow | ActorRow], *, endpoints: bool = F
         endpoints: Accept `procs[gpus=2].step`, too.
 
     Raises:
-        MemberRefused: The argument names none of them.
+        ArgumentRefused: The argument names none of them.
     """
     found = _find(text, rows)
     head, dot, endpoint = text.rpartition(".")
@@ -90,8 +109,38 @@ def choose(text: str, rows: Sequence[ProcRow | ActorRow], *, endpoints: bool = F
     parsed = parse(text)
     if parsed is None:
         rule = "a member must be named by its mesh and coordinates, such as procs[gpus=2]"
-        raise MemberRefused(f"{rule}, got {one_line(repr(text))}\n{existing(rows)}", MALFORMED)
-    raise MemberRefused(f"no process or actor is named {one_line(text)}\n{existing(rows, parsed[0])}", ABSENT)
+        raise ArgumentRefused(
+            f"{rule}, got {one_line(repr(text))}{nearest(text, {row.name for row in rows})}\n{existing(rows)}"
+        )
+    meant = _nearest_member(text, rows, endpoints=endpoints)
+    raise ArgumentRefused(f"no process or actor is named {one_line(text)}{meant}\n{existing(rows, parsed[0])}", ABSENT)
+
+
+def _nearest_member(text: str, rows: Sequence[ProcRow | ActorRow], *, endpoints: bool) -> str:
+    """Return "; did you mean ...?" with the member whose mesh and coordinates are nearest; empty if none is near."""
+    meshes = {row.mesh or row.name for row in rows}
+    parsed, end = parse(text), ""
+    if endpoints and (parsed is None or parsed[0] not in meshes) and "." in text:
+        head, _, endpoint = text.rpartition(".")
+        parsed, end = parse(head), f".{endpoint}"
+    if parsed is None:
+        return ""
+    found = get_close_matches(parsed[0], meshes, n=1)
+    if not found:
+        return ""
+    members = [row for row in rows if (row.mesh or row.name) == found[0]]
+    best = min(members, key=lambda row: _distance(parsed[1], row.point))
+    return f"; did you mean {one_line(best.name + end)}?"
+
+
+def _distance(wanted: dict[str, int], point: dict[str, int]) -> tuple[int, int]:
+    """Return how far a point is from the wanted one: labels that match none of its own, then steps along the others."""
+    missing, steps = len(point), 0
+    for label, index in wanted.items():
+        found = get_close_matches(label, point, n=1, cutoff=0.5)
+        missing -= bool(found)
+        steps += abs(index - point[found[0]]) if found else 0
+    return missing, steps
 
 
 def choose_processes(at: str, snapshot: RunSnapshot, named: Iterable[str]) -> str:
@@ -103,12 +152,16 @@ def choose_processes(at: str, snapshot: RunSnapshot, named: Iterable[str]) -> st
         named: Further names of processes, which may have ended.
 
     Raises:
-        MemberRefused: No process has that name, or these coordinates.
+        ArgumentRefused: No process has that name, or these coordinates.
     """
     point = parse_coordinates(at)
     if point is not None:
         if not any(has_coordinates(name, point) for name in {*named, *(proc.name for proc in snapshot.procs)}):
-            raise MemberRefused(f"no process has the coordinates {one_line(at)}\n{existing(snapshot.procs)}", ABSENT)
+            best = min(snapshot.procs, key=lambda proc: (not proc.point, *_distance(point, proc.point)), default=None)
+            meant = "" if best is None or not best.point else f"; did you mean {one_line(best.name)}?"
+            raise ArgumentRefused(
+                f"no process has the coordinates {one_line(at)}{meant}\n{existing(snapshot.procs)}", ABSENT
+            )
         return at
     if at in named:
         return at

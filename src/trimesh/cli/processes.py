@@ -1,105 +1,356 @@
-"""`trimesh ps`: runs, processes and actors as trees, problems first; `trimesh top`: the same as a live table."""
+"""`trimesh ps`: what is wrong with a run, and its processes as a tree with aligned columns."""
 
 from __future__ import annotations
 
-import sys
-import time
+import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Final, NamedTuple
 
-from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from trimesh import limits
-from trimesh.cli.dashboard.problems import problems
+from trimesh.cli.dashboard.problems import Problem, problems
 from trimesh.cli.text import (
     FINE,
-    call_line,
+    aligned,
     clean,
     common,
     duration,
     more,
     one_line,
     program_lines,
-    publication_lines,
+    short_place,
     silence,
     size,
     state_of,
 )
-from trimesh.observe import (
-    ActorRow,
-    CallRow,
-    ProcActivity,
-    ProcRow,
-    RunSnapshot,
-    WaitGraph,
-    activity_between,
-    find_run,
-    kept_versions,
-)
+from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapshot, WaitGraph, activity_between
 
-_SHOWN = 20
-"""Shown children of one process that have no problem; all others are shown, too."""
+_SHOWN: Final = 20
+"""Shown processes of one parent that are alike and have no problem, and shown problems."""
 
+_SHOWN_ALIKE: Final = 8
+"""Shown processes of one parent with the same problem at the same line."""
 
-def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
-    job = snapshot.job
-    head = "a run" if job is None else f"run {job.pid}  {one_line(job.command, 80)}  {job.state}"
-    if job is not None and job.stopping:
-        head += f" {one_line(', '.join(job.stopping))}"
-    if snapshot.by == "thread":
-        head += "  (its Trio loop does not run)"
-    tree = Tree(Text(head, style="bold"))
-    children = defaultdict[str, list[ProcRow]](list)
-    actors = defaultdict[str, list[ActorRow]](list)
-    for proc in snapshot.procs:
-        children[proc.parent].append(proc)
-    for actor in snapshot.actors:
-        actors[actor.proc].append(actor)
-    known = {proc.id for proc in snapshot.procs}
-    seen = _Seen(snapshot, children, actors)
-    for proc in snapshot.procs:
-        if proc.parent not in known:
-            _add(tree, proc, seen, shows_all=shows_all)
-    for problem in _problem_lines(snapshot):
-        tree.add(problem)
-    for failure in snapshot.failures[:_SHOWN]:
-        tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
-    for line in publication_lines(snapshot):
-        tree.add(Text(line, style="red"))
-    for table, count in snapshot.cut.items():
-        tree.add(Text(f"{count} {table} were left out", style="dim"))
-    return tree
+_TEXT_CHARS: Final = 500
+
+_MARKS: Final = {
+    "deadlock": "deadlocked",
+    "memory": "leaking?",
+    "alone": "slow?",
+    "absent": "left?",
+    "full": "mailbox full",
+    "pinned": "pins versions",
+}
+"""Mark of a process that one of the problems names: "?" is beside those that may be as they should."""
 
 
-def _problem_lines(snapshot: RunSnapshot) -> Iterator[Text]:
-    """Yield a line for each problem that is not the state of one process, and for each silent host."""
-    for problem in problems(snapshot):
-        if problem.kind in ("deadlock", "full", "memory"):  # other kinds are lines of the tree already
-            text = f"{problem.title}{f'; {problem.text}' * bool(problem.text)}"
-            yield Text(one_line(text, 300), style="red" if problem.kind == "deadlock" else "yellow")
-    for host in snapshot.hosts:
-        if host.state == "silent":
-            what = "process" if host.procs == 1 else "processes"
-            yield Text(f"host {clean(host.name)}  silent, with {host.procs} {what} of this run", style="red")
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+class Verdict:
+    """Judgement on a run: `problems`, as the page shows them, and what a person reads first.
+
+    Attributes:
+        wrong: Problems, most urgent first.
+        restarted: Failures of the last minute whose members serve again.
+        waits: The call that most calls wait for, if it is old; it may be as it should.
+    """
+
+    def __init__(self, snapshot: RunSnapshot) -> None:
+        found = problems(snapshot, names_max=len(snapshot.procs) + len(snapshot.actors))
+        self.wrong = [one for one in found if one.kind not in ("restarted", "waited for")]
+        self.restarted = [one for one in found if one.kind == "restarted"]
+        self.waits = next((one for one in found if one.kind == "waited for"), None)
+        self._snapshot = snapshot
+
+    def lines(self, pid: str = "") -> Iterator[Text]:
+        """Yield what is wrong, each problem with the command that shows more; the first line has the most urgent one.
+
+        Args:
+            pid: The option `--pid` of these commands; empty if they need none.
+        """
+        job = self._snapshot.job
+        head = "a run" if job is None else f"run {job.pid}"
+        if not self.wrong:
+            yield from self._calm_lines(head, pid)
+        for number, one in enumerate(self.wrong[:_SHOWN]):
+            style = "bold red" if one.is_sure else "bold yellow"
+            start = f"{head}: " if not number else "also: "
+            title, text = _headline(one)
+            yield Text(f"{start}{one_line(title, _TEXT_CHARS)}; see: {self.command(one, pid)}", style=style)
+            yield from _detail(text, one.at)
+        if len(self.wrong) > _SHOWN:
+            yield Text(f"and {len(self.wrong) - _SHOWN} problems more")
+        for one in self.restarted[:_SHOWN]:
+            yield Text(one_line(f"{one.title}: {one.text}", _TEXT_CHARS), style="dim")
+        if len(self.restarted) > _SHOWN:
+            yield Text(f"and {len(self.restarted) - _SHOWN} restarts more", style="dim")
+
+    def _calm_lines(self, head: str, pid: str) -> Iterator[Text]:
+        oldest = next(iter(self._snapshot.calls), None)
+        if self.waits is not None:
+            found = f"{one_line(self.waits.title)}; see: trimesh calls{pid} --waits"
+            yield Text(f"{head}: nothing wrong found; {found}", style="bold green")
+            yield from _detail(self.waits.text, self.waits.at)
+        elif oldest is not None and oldest.age >= limits.STALL_SECONDS:
+            call = f"{one_line(oldest.name)}.{one_line(oldest.endpoint)}, {oldest.state} for {duration(oldest.age)}"
+            where = f" at {one_line(oldest.at)}" * bool(oldest.at)
+            found = f"the oldest call is {call}{where}; see: trimesh calls{pid}"
+            yield Text(f"{head}: nothing wrong found; {found}", style="bold green")
+        else:
+            yield Text(f"{head}: nothing wrong found", style="bold green")
+
+    def command(self, one: Problem, pid: str = "") -> str:
+        """Return the command that shows more of a problem."""
+        job = self._snapshot.job
+        name = one_line(shlex.quote(one.names[0])) if one.names else ""
+        match one.kind:
+            case "failure" | "dead" if job is not None and job.record:
+                return f"trimesh autopsy --pid {job.pid}"
+            case "failure" | "dead":
+                return f"trimesh events{pid}"
+            case "deadlock" | "full" | "pinned" | "unread":
+                return f"trimesh calls{pid} --waits"
+            case "stuck" | "alone":
+                return f"trimesh stack{pid} {name}"
+            case "silent" | "absent":
+                return f"trimesh stack{pid}"
+            case "held":
+                return f"trimesh debug{pid} {name}"
+            case "memory":
+                return f"trimesh top{pid} --sort memory"
+            case _:
+                return f"trimesh calls{pid} --stuck"
+
+    def marks(self) -> dict[str, str]:
+        """Return the mark of each process, by id, that a problem names, or whose actor it names."""
+        homes = {proc.name: proc.id for proc in self._snapshot.procs}
+        homes.update((actor.name, actor.proc) for actor in self._snapshot.actors)
+        found = defaultdict[str, list[str]](list)
+        for one in self.wrong:
+            for name in self._deadlocked() if one.kind == "deadlock" else one.names:
+                word, proc = _MARKS.get(one.kind), homes.get(name)
+                if word is not None and proc is not None and word not in found[proc]:
+                    found[proc].append(word)
+        return {proc: ", ".join(words) for proc, words in found.items() if words}
+
+    def _deadlocked(self) -> set[str]:
+        graph = WaitGraph(self._snapshot)
+        return {graph.calls[call_id].name for one in graph.culprits() for call_id in one.cycle}
+
+
+def _headline(one: Problem) -> tuple[str, str]:
+    """Return the title of a problem, that of a death with how it came, and the rest of what is known."""
+    start = f"ProcDied: {one.names[0]} " if one.names else ""
+    if one.kind != "failure" or one.count > 1 or not start or not one.text.startswith(start):
+        return one.title, one.text
+    title, _, output = one.text.removeprefix("ProcDied: ").partition("; last output: ")
+    return title, f"last output: {output}" * bool(output)
+
+
+def _detail(text: str, at: str) -> Iterator[Text]:
+    if text:
+        yield Text(f"    {one_line(text, _TEXT_CHARS)}")
+    if at:
+        yield Text(f"    at {one_line(at)}")
 
 
 def is_wrong(snapshot: RunSnapshot) -> bool:
-    """Return whether a run has a process that does not run, a cycle of calls, or pins that block `publish`."""
-    if any(proc.state not in FINE for proc in snapshot.procs):
-        return True
-    return bool(kept_versions(snapshot) or _in_circles(snapshot))
+    """Return whether the first line of `ps` on a run names a problem."""
+    return bool(Verdict(snapshot).wrong)
 
 
-def _in_circles(snapshot: RunSnapshot) -> dict[str, str]:
-    """Return the members whose calls wait for each other, with their processes."""
-    graph = WaitGraph(snapshot)
-    calls = [graph.calls[call_id] for one in graph.culprits() for call_id in one.cycle]
-    return {call.name: call.proc for call in calls}
+# ---- processes and actors --------------------------------------------------------------------------------------------
+
+
+class _Row(NamedTuple):
+    """A row of the table, or a line below one.
+
+    Attributes:
+        cells: A text for each column; a single one for a line below a row.
+        style: Its style.
+    """
+
+    cells: tuple[str, ...]
+    style: str = ""
+
+
+def run_lines(
+    snapshot: RunSnapshot, earlier: RunSnapshot | None = None, *, pid: str = "", shows_all: bool = False
+) -> Iterator[Text]:
+    """Yield a run as text: what is wrong, the run, and a tree of its processes, those with problems first.
+
+    Args:
+        snapshot: The run.
+        earlier: An earlier snapshot, from which the use of processors is counted.
+        pid: The option `--pid` of the commands that are named; empty if they need none.
+        shows_all: Show each process, even of a large mesh.
+    """
+    verdict = Verdict(snapshot)
+    yield from verdict.lines(pid)
+    yield Text(_head(snapshot))
+    yield from _table(list(_Tree(snapshot, earlier, verdict.marks(), shows_all=shows_all).rows()))
+    for table, count in snapshot.cut.items():
+        yield Text(f"{count} {table} were left out", style="dim")
+
+
+def _head(snapshot: RunSnapshot) -> str:
+    job = snapshot.job
+    hosts = sorted({proc.host for proc in snapshot.procs if proc.host})
+    where = f" on {one_line(hosts[0])}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
+    count = len(snapshot.procs)
+    parts = [f"{count} process{'es' * (count != 1)}{where}"]
+    if job is not None:
+        parts = [command_of(job.command), job.state, *parts]
+        if job.started_at:
+            parts[1] += f" for {duration(max(0.0, snapshot.taken_at - job.started_at))}"
+        if job.stopping:
+            parts[1] = f"{job.state} {one_line(', '.join(job.stopping))}"
+    if snapshot.by == "thread":
+        parts.append("its Trio loop does not run")
+    return "  ".join(parts)
+
+
+def command_of(command: str, chars: int = 80) -> str:
+    """Return a command line on one line: an interpreter without its folder, so that the script is seen."""
+    first, space, rest = command.partition(" ")
+    return one_line(f"{PurePath(first).name}{space}{rest}", chars)
+
+
+class _Tree:
+    """Rows of the processes of a run, problems first."""
+
+    def __init__(
+        self, snapshot: RunSnapshot, earlier: RunSnapshot | None, marks: dict[str, str], *, shows_all: bool
+    ) -> None:
+        self._marks, self._shows_all = marks, shows_all
+        self._children = defaultdict[str, list[ProcRow]](list)
+        self._actors = defaultdict[str, list[ActorRow]](list)
+        self._oldest = dict[str, CallRow]()
+        for proc in sorted(snapshot.procs, key=lambda proc: proc.state in FINE and proc.id not in marks):
+            self._children[proc.parent].append(proc)
+        for actor in snapshot.actors:
+            self._actors[actor.proc].append(actor)
+        for call in snapshot.calls:
+            if call.state in ("running", "waiting") and call.age > getattr(self._oldest.get(call.name), "age", -1.0):
+                self._oldest[call.name] = call
+        known = {proc.id for proc in snapshot.procs}
+        self._roots = [proc for proc in snapshot.procs if proc.parent not in known]
+        self._activity = {one.proc.id: one for one in activity_between(snapshot, earlier)}
+        self._has_hosts = len({proc.host for proc in snapshot.procs if proc.host}) > 1
+
+    def rows(self) -> Iterator[_Row]:
+        """Yield the heads of the columns, then the rows."""
+        yield _Row(("process", "pid", "host", "state", "cpu", "memory", "gpu", "actors"), "dim")
+        for proc in self._roots:
+            yield from self._branch(proc, "", "")
+
+    def _branch(self, proc: ProcRow, before: str, below: str) -> Iterator[_Row]:
+        """Yield a process and those below it.
+
+        Args:
+            proc: The process.
+            before: Lines of the tree before its name.
+            below: Those before what stands below it.
+        """
+        style = "" if proc.state in FINE and proc.id not in self._marks else "red"
+        yield _Row(self._cells(proc, before), style)
+        shown, rest = self._shown(self._children[proc.id])
+        inner = f"{below}{'│' if shown or rest else ' '}  "
+        for line in self._lines_below(proc):
+            yield _Row((f"{inner}{line}",), "yellow")
+        for number, child in enumerate(shown):
+            is_last = number == len(shown) - 1 and not rest
+            yield from self._branch(
+                child, f"{below}{'└─' if is_last else '├─'} ", f"{below}{' ' if is_last else '│'}  "
+            )
+        if rest:
+            states = common([self._state(child) for child in rest])
+            yield _Row((f"{below}└─ {more(len(rest), 'processes')}: {states}",), "dim")
+
+    def _shown(self, children: Sequence[ProcRow]) -> tuple[list[ProcRow], list[ProcRow]]:
+        """Return the processes to show, and those that are like others before them."""
+        if self._shows_all:
+            return list(children), []
+        shown, rest, counts = list[ProcRow](), list[ProcRow](), defaultdict[tuple[str, ...], int](int)
+        for child in children:
+            is_fine = child.state in FINE and child.id not in self._marks
+            lines = () if is_fine else tuple(program_lines(child.stack, 1))
+            key = ("",) if is_fine else (child.mesh, child.state, self._marks.get(child.id, ""), *lines)
+            counts[key] += 1
+            is_one_more = counts[key] > (_SHOWN if is_fine else _SHOWN_ALIKE)
+            (rest if is_one_more and not self._children.get(child.id) else shown).append(child)
+        return shown, rest
+
+    def _cells(self, proc: ProcRow, before: str) -> tuple[str, ...]:
+        one = self._activity[proc.id]
+        return (
+            f"{before}{clean(proc.name)}",
+            str(proc.pid or ""),
+            clean(proc.host) if self._has_hosts else "",
+            self._state(proc),
+            cpu_text(one),
+            size(proc.memory_bytes) if proc.memory_bytes else "",
+            gpu_text(proc),
+            ", ".join(_actor_text(actor) for actor in self._actors[proc.id]),
+        )
+
+    def _state(self, proc: ProcRow) -> str:
+        mark = self._marks.get(proc.id, "")
+        count = f"restarted {proc.incarnation} x" if proc.incarnation else ""
+        return ", ".join(part for part in (state_of(proc), mark, count) if part)
+
+    def _lines_below(self, proc: ProcRow) -> Iterator[str]:
+        if proc.state not in FINE:
+            yield from program_lines(proc.stack)
+            if proc.state == "silent":
+                yield silence(proc)
+            if proc.last_event and not proc.last_event.startswith("Stalled"):  # the state shows it
+                yield one_line(proc.last_event, _TEXT_CHARS)
+            return
+        for actor in self._actors[proc.id]:
+            call = self._oldest.get(actor.name)
+            if call is not None and call.age >= limits.STALL_SECONDS:
+                where = f" at {short_place(call.at)}" * bool(call.at)
+                yield f"{clean(actor.name)}.{clean(call.endpoint)} {call.state} for {duration(call.age)}{where}"
+
+
+def _actor_text(actor: ActorRow) -> str:
+    parts = [clean(actor.name)] + [actor.state] * (actor.state != "serving")
+    parts += [f"{actor.running} running"] * bool(actor.running) + [f"{actor.queued} queued"] * bool(actor.queued)
+    return " ".join(parts) + f" ({clean(actor.cls)})" * bool(actor.cls)
+
+
+def cpu_text(one: ProcActivity) -> str:
+    """Return the use of processors by a process, 100 % for one core; empty if unknown."""
+    return "" if one.cpu is None else f"{100 * one.cpu:.0f} %"
+
+
+def gpu_text(proc: ProcRow) -> str:
+    """Return the use of the busiest GPU of a process, and its memory on all; empty without one."""
+    return f"{proc.gpu_percent} %  {size(proc.gpu_memory_bytes)}" if proc.gpu_memory_bytes else ""
+
+
+def _table(rows: Sequence[_Row]) -> Iterator[Text]:
+    heads, *others = rows
+    lines = aligned(heads.cells, [row.cells for row in others], ("pid", "cpu", "memory", "gpu"))
+    for line, row in zip(lines, rows, strict=True):
+        yield Text(line, style=row.style, overflow="ellipsis")
+
+
+def print_lines(console: Console, lines: Iterator[Text]) -> None:
+    """Print lines: those of the table are cut at the edge of a terminal, all others are whole."""
+    for line in lines:
+        if console.is_terminal and line.overflow is not None:
+            line.truncate(console.width, overflow=line.overflow)
+        console.print(line, soft_wrap=True)
+
+
+# ---- `trimesh stop` --------------------------------------------------------------------------------------------------
 
 
 def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
@@ -113,7 +364,7 @@ def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
         yield f"interrupted run {pid}"
         return
     below = [proc for proc in snapshot.procs if proc.parent]
-    command = "" if snapshot.job is None else f" ({one_line(snapshot.job.command, 80)})"
+    command = "" if snapshot.job is None else f" ({command_of(snapshot.job.command)})"
     count = f"{len(below)} process{'es' * (len(below) != 1)}"
     yield f"interrupted run {pid}{command}: its blocks stop {count}, each within its grace"
     late = [proc for proc in below if proc.state in ("stuck", "silent", "stopped", "held")]
@@ -121,215 +372,3 @@ def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
         yield f"  {clean(proc.name)}  pid {proc.pid}  is {state_of(proc)}: it is killed after the grace if that lasts"
     if len(late) > _SHOWN:
         yield f"  and {len(late) - _SHOWN} more"
-
-
-def _add(
-    tree: Tree,
-    proc: ProcRow,
-    seen: _Seen,
-    *,
-    shows_all: bool,
-) -> None:
-    is_fine = proc.state in FINE and proc.id not in seen.circle.values()
-    branch = tree.add(Text(_proc_line(proc, seen), style="" if is_fine else "red"))
-    if proc.state not in FINE and proc.stack:
-        for line in program_lines(proc.stack):
-            branch.add(Text(line, style="yellow"))
-    if proc.state == "silent":
-        branch.add(Text(silence(proc), style="yellow"))
-    for actor in seen.actors.get(proc.id, ()):
-        branch.add(Text(_actor_line(actor, seen)))
-    shown = 0
-    rest = list[ProcRow]()
-    for child in seen.children.get(proc.id, ()):
-        is_plain = child.state in FINE and child.id not in seen.circle.values()
-        if not shows_all and is_plain and not seen.children.get(child.id) and shown >= _SHOWN:
-            rest.append(child)
-            continue
-        shown += is_plain
-        _add(branch, child, seen, shows_all=shows_all)
-    if rest:
-        branch.add(Text(f"{more(len(rest), 'processes')}: {common([child.state for child in rest])}", style="dim"))
-
-
-class _Seen:
-    """A run, sorted for the tree.
-
-    Attributes:
-        children, actors: Child processes and actors, by process.
-        circle: Members whose calls wait for each other, with their processes.
-        oldest: The oldest call of each actor that runs or waits.
-        has_hosts: Whether its processes are on several machines.
-    """
-
-    def __init__(
-        self, snapshot: RunSnapshot, children: dict[str, list[ProcRow]], actors: dict[str, list[ActorRow]]
-    ) -> None:
-        self.children, self.actors = children, actors
-        self.circle = _in_circles(snapshot)
-        self.oldest = dict[str, CallRow]()
-        for call in snapshot.calls:
-            if call.state in ("running", "waiting") and call.age > getattr(self.oldest.get(call.name), "age", -1.0):
-                self.oldest[call.name] = call
-        self.has_hosts = len({proc.host for proc in snapshot.procs if proc.host}) > 1
-
-
-def _proc_line(proc: ProcRow, seen: _Seen) -> str:
-    parts = [clean(proc.name), f"pid {proc.pid}"]
-    if seen.has_hosts and proc.host:
-        parts.append(f"on {clean(proc.host)}")
-    parts.append(state_of(proc) + ", in a cycle of calls" * (proc.id in seen.circle.values()))
-    if proc.memory_bytes:
-        parts.append(size(proc.memory_bytes))
-    if proc.incarnation:
-        parts.append(f"incarnation {proc.incarnation}")
-    if proc.last_event and not (proc.stalled_seconds and proc.last_event.startswith("Stalled")):  # the state shows it
-        parts.append(one_line(proc.last_event, 80))
-    return "  ".join(parts)
-
-
-def _actor_line(actor: ActorRow, seen: _Seen) -> str:
-    parts = [clean(actor.name) + f" ({clean(actor.cls)})" * bool(actor.cls), actor.state]
-    parts += [f"{actor.running} running"] * bool(actor.running) + [f"{actor.queued} queued"] * bool(actor.queued)
-    call = seen.oldest.get(actor.name)
-    if call is not None and call.age >= limits.STALL_SECONDS:
-        where = f" at {one_line(call.at)}" * bool(call.at)
-        parts.append(f"{clean(call.endpoint)} {call.state} for {duration(call.age)}{where}")
-    if actor.name in seen.circle:
-        parts.append("waits for itself")
-    return "  ".join(parts)
-
-
-# ---- `trimesh top`: a live screen on a terminal, otherwise one table -------------------------------------------------
-
-_WIDTH = 240
-
-
-def top(
-    *,
-    pid: Annotated[int | None, Parameter(name="--pid")] = None,
-    every: Annotated[float, Parameter(name="--every")] = 1.0,
-) -> int:
-    """Show a live table of the processes of a run: calls, messages, bytes, memory; sorted and filtered.
-
-    On a terminal: arrows and enter open one process, s sorts by the next column, / filters by name, q quits. It needs
-    textual: pip install 'trimesh-actors[top]'. If the output is not a terminal, one table is printed.
-
-    Exit codes: 0, 1 textual is missing, 3 there is no run.
-
-    Args:
-        pid: Process id of the controller.
-        every: Polling interval in seconds, at least 0.1.
-    """
-    every = max(every, limits.TOP_SECONDS_MIN)
-    with find_run(pid) as run:
-        if not sys.stdout.isatty():
-            earlier = run.snapshot()
-            time.sleep(every)
-            later = run.snapshot()
-            table = Table(*COLUMNS, title=summary(later), title_justify="left")
-            for one in activity_between(later, earlier):
-                table.add_row(*cells(one))
-            Console(highlight=False, width=_WIDTH).print(table)
-            return 0
-        try:
-            from trimesh.cli.top_screen import TopApp  # noqa: PLC0415 - textual is an extra
-        except ImportError:
-            sys.stderr.write("trimesh: top needs textual: pip install 'trimesh-actors[top]'\n")
-            return 1
-        TopApp(run.snapshot, every).run()
-    return 0
-
-
-# ---- columns and sort order of `trimesh top` -------------------------------------------------------------------------
-
-COLUMNS: Final = (
-    "process",
-    "pid",
-    "host",
-    "state",
-    "runs",
-    "waits",
-    "oldest call",
-    "in/s",
-    "out/s",
-    "bytes/s",
-    "memory",
-)
-
-_KEYS: Final[tuple[Callable[[ProcActivity], Any], ...]] = (
-    lambda one: (one.proc.mesh, tuple(one.proc.point.values())),
-    lambda one: one.proc.pid,
-    lambda one: one.proc.host,
-    lambda one: (one.proc.state in FINE, one.proc.state),
-    lambda one: -one.running,
-    lambda one: -one.queued,
-    lambda one: -one.oldest,
-    lambda one: -one.received,
-    lambda one: -one.sent,
-    lambda one: -one.nbytes,
-    lambda one: -one.proc.memory_bytes,
-)
-"""Sort key of each column: the most urgent rows come first."""
-
-
-def cells(one: ProcActivity) -> tuple[Text, ...]:
-    """Return the cells of a process; names in them cannot contain control sequences or markup."""
-    proc = one.proc
-    values = (
-        clean(proc.name),
-        str(proc.pid or ""),
-        clean(proc.host),
-        state_of(proc),
-        str(one.running or ""),
-        str(one.queued or ""),
-        duration(one.oldest) if one.oldest else "",
-        f"{one.received:.0f}",
-        f"{one.sent:.0f}",
-        f"{size(one.nbytes)}",
-        size(proc.memory_bytes) if proc.memory_bytes else "",
-    )
-    style = "" if proc.state in FINE else "red"
-    is_name = (True, False, True, True)
-    return tuple(
-        Text(value, style=style, justify="left" if column < len(is_name) and is_name[column] else "right")
-        for column, value in enumerate(values)
-    )
-
-
-def chosen(rows: Sequence[ProcActivity], column: int, wanted: str) -> list[ProcActivity]:
-    """Return the rows whose process, host or state contains a text, sorted by a column."""
-    found = [one for one in rows if wanted in f"{clean(one.proc.name)} {clean(one.proc.host)} {one.proc.state}"]
-    return sorted(found, key=_KEYS[column])
-
-
-def summary(seen: RunSnapshot, *, left_out: int = 0) -> Text:
-    """Return one line on a run, with the number of rows that are not shown."""
-    job = seen.job
-    parts = ["a run" if job is None else f"run {job.pid}  {one_line(job.command, 60)}  {job.state}"]
-    parts.append(f"{len(seen.procs)} processes: {common([proc.state for proc in seen.procs])}")
-    parts.append(f"{len(seen.calls)} calls under way")
-    if left_out:
-        parts.append(f"{left_out} rows are not shown: / filters them")
-    if seen.by == "thread":
-        parts.append("its Trio loop does not run")
-    if seen.failures:
-        last = seen.failures[-1]
-        parts.append(f"{last.kind} {one_line(last.name, 40)}: {one_line(last.text, 80)}")
-    return Text("  |  ".join(parts), style="red" if seen.failures or seen.by == "thread" else "")
-
-
-def detail(one: ProcActivity, calls: Sequence[CallRow]) -> Text:
-    proc = one.proc
-    lines = [f"{clean(proc.name)}  pid {proc.pid} on {clean(proc.host)}  {state_of(proc)}"]
-    if proc.incarnation:
-        lines.append(f"incarnation {proc.incarnation}")
-    if proc.last_event:
-        lines.append(f"last: {one_line(proc.last_event)}")
-    if proc.record:
-        lines.append(f"flight record: {one_line(proc.record)}")
-    lines.append("")
-    lines += [call_line(call) for call in calls] or ["no calls to it are under way"]
-    if proc.stack:
-        lines += ["", "stack, innermost first:", *(one_line(line) for line in proc.stack.splitlines())]
-    return Text("\n".join(lines))

@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from trimesh._supervision.policy import Restart
+from trimesh.cli.members import ArgumentRefused
 from trimesh.errors import MeshError, MeshErrorGroup, TrimeshError, leaves
 
 if TYPE_CHECKING:
@@ -85,15 +86,11 @@ def spmd(
         return 128 + signal.SIGINT
 
 
-class WrongOption(Exception):
-    """An option has no meaning here; the text has the remedy."""
-
-
 def before_script(arguments: Sequence[str]) -> list[str]:
     """Return arguments of `trimesh spmd` with `--` before the script: what follows it belongs to the script.
 
     Raises:
-        WrongOption: An option of torchrun has no meaning here.
+        ArgumentRefused: An option of torchrun has no meaning here.
     """
     place = 1
     while place < len(arguments):
@@ -101,7 +98,7 @@ def before_script(arguments: Sequence[str]) -> list[str]:
         if word == "--" or not word.startswith("-"):
             break
         if _NEEDLESS.fullmatch(word):
-            raise WrongOption(
+            raise ArgumentRefused(
                 f"trimesh spmd starts all hosts and ranks by itself, and they find each other: leave {word} out"
             )
         place += 1 + (word in _VALUED)

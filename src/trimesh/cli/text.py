@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Final
 
 from trimesh import limits
@@ -10,6 +12,7 @@ from trimesh._wire.exceptions.tracebacks import package_of_line, shown_frames
 from trimesh._wire.observed import HOST_SILENT
 from trimesh.observe import (
     CallRow,
+    Culprit,
     KeptVersions,
     ProcRow,
     RunSnapshot,
@@ -124,9 +127,55 @@ def program_lines(stack: str, lines: int = 3) -> Sequence[str]:
     return [one_line(line) for line in (shown or found)[:lines]]
 
 
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+_CELL_CHARS: Final = 48
+"""Widest column but the last one: a longer cell moves the rest of its own row."""
+
+
+def aligned(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = (), *, keeps_all: bool = False
+) -> Iterator[str]:
+    """Yield the heads and each row as a line, columns as wide as their cells.
+
+    Args:
+        heads: Name of each column.
+        rows: A text for each column; one with a single text is a line of its own.
+        right: Names of the columns that are aligned at the right.
+        keeps_all: Keep columns without any text.
+    """
+    whole = [row for row in rows if len(row) == len(heads)]
+    used = [column for column in range(len(heads)) if keeps_all or any(row[column] for row in whole)]
+    widths = [
+        max(len(heads[column]), *(min(_CELL_CHARS, len(row[column])) for row in whole)) if whole else 0
+        for column in used
+    ]
+    for row in [heads, *rows]:
+        if len(row) != len(heads):
+            yield row[0]
+            continue
+        cells = [
+            row[column].rjust(width) if heads[column] in right else row[column].ljust(width)
+            for column, width in zip(used, widths, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+_PLACE: Final = re.compile(r'(?:File ")?(?P<path>[^"]+?)(?:", line |:)(?P<line>\d+),? in (?P<name>.+)')
+
+
+def short_place(at: str) -> str:
+    """Return a source line without the folder of its file: `train.py:12 in step`."""
+    found = _PLACE.fullmatch(at)
+    return one_line(f"{PurePath(found['path']).name}:{found['line']} in {found['name']}" if found else at)
+
+
 # ---- calls and stacks as text: calls under way, wait graph, running code ---------------------------------------------
 
 _SHOWN: Final = 50
+_ID_CHARS: Final = 4
+_HEADS: Final = ("call", "like it", "state", "age", "left", "from", "at", "id")
+_RIGHT: Final = ("age", "left")
 
 
 def is_stuck(call: CallRow, snapshot: RunSnapshot) -> bool:
@@ -137,13 +186,31 @@ def is_stuck(call: CallRow, snapshot: RunSnapshot) -> bool:
 
 
 def call_lines(calls: Sequence[CallRow], *, shows_all: bool) -> Iterator[str]:
-    """Yield a line for each call, oldest first; calls that differ only in their member share one."""
+    """Yield the calls as a table, oldest first; calls that differ only in their member share a row.
+
+    The last column is the id, as short as it is the only one of its kind; see `call_with_id`.
+    """
+    ids = short_ids(calls)
     rows = [group for one in call_groups(calls) for group in ([[call] for call in one] if shows_all else [one])]
-    for count, group in enumerate(rows):
-        if count == _SHOWN and not shows_all:
-            yield more(len(rows) - count, "groups of calls")
-            return
-        yield f"{call_line(group[0])}{f'  and {len(group) - 1} like it' * (len(group) > 1)}  {clean(group[0].id)}"
+    shown = rows if shows_all else rows[:_SHOWN]
+    if shown:
+        cells = [(*_call_cells(group[0], len(group)), ids[group[0].id]) for group in shown]
+        yield from aligned(_HEADS, cells, _RIGHT)
+    if len(shown) < len(rows):
+        yield more(len(rows) - len(shown), "groups of calls")
+
+
+def _call_cells(call: CallRow, count: int = 1, before: str = "") -> tuple[str, ...]:
+    left = "" if call.left is None else duration(call.left) if call.left > 0 else "past"
+    return (
+        f"{before}{one_line(call.name)}.{one_line(call.endpoint)}",
+        f"and {count - 1}" if count > 1 else "",
+        call.state,
+        duration(call.age),
+        left,
+        one_line(call.caller),
+        short_place(call.at),
+    )
 
 
 def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
@@ -154,27 +221,115 @@ def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
     return list(groups.values())
 
 
+def short_ids(calls: Sequence[CallRow]) -> dict[str, str]:
+    """Return, by id, the shortest id that names each call: `7e9d.2@4527` for `7e9dd0d6ad8f9566.2@45275b75a74cf881`."""
+    parts = {call.id: _ID.fullmatch(call.id) for call in calls}
+    found = dict[str, str]()
+    for call_id, match in parts.items():
+        found[call_id] = one_line(call_id)
+        if match is not None:
+            for chars in range(_ID_CHARS, 16):
+                short = f"{match['caller'][:chars]}.{match['number']}@{match['proc'][:chars]}"
+                if sum(is_id(short, other) for other in parts) == 1:
+                    found[call_id] = short
+                    break
+    return found
+
+
+_ID: Final = re.compile(r"(?P<caller>\w+)\.(?P<number>\d+)@(?P<proc>\w+)")
+
+
+def is_id(text: str, call_id: str) -> bool:
+    """Return whether a text is the id of a call, whole or short."""
+    short, whole = _ID.fullmatch(text), _ID.fullmatch(call_id)
+    if short is None or whole is None:
+        return text == call_id
+    is_begun = whole["caller"].startswith(short["caller"]) and whole["proc"].startswith(short["proc"])
+    return is_begun and whole["number"] == short["number"]
+
+
 def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:
-    """Yield the wait graph as a tree, then its root causes."""
+    """Yield the wait graph as a tree, then its root causes; calls that wait alike share a line."""
     graph = WaitGraph(snapshot)
-    for depth, call, is_known in graph.tree():
-        head = "" if not depth else f"{'   ' * (depth - 1)}└─ waits for "
-        yield f"{head}{call_line(call)}{'  (see above)' * is_known}"
+    rows = list(_wait_rows(graph))
+    if rows:
+        yield from aligned(_HEADS[:-1], rows, _RIGHT)
     states = {proc.id: proc.state for proc in snapshot.procs}
-    for one in graph.culprits()[:_SHOWN]:
+    groups = dict[tuple[object, ...], list[Culprit]]()
+    for one in graph.culprits():
         call = one.call
-        if one.cycle:
-            way = " -> ".join(f"{graph.calls[call_id].name}.{graph.calls[call_id].endpoint}" for call_id in one.cycle)
-            yield f"these wait for each other: {clean(way)} -> {clean(call.name)}.{clean(call.endpoint)}"
+        key = (one.cycle or (call.mesh, call.endpoint, call.state, call.at, states.get(call.proc)), one.waiters)
+        groups.setdefault(key, []).append(one)
+    for count, alike in enumerate(groups.values()):
+        if count == _SHOWN:
+            yield more(len(groups) - count, "root causes")
+            return
+        yield _root_cause(graph, alike, states)
+
+
+def _root_cause(graph: WaitGraph, alike: Sequence[Culprit], states: Mapping[str, str]) -> str:
+    one, call = alike[0], alike[0].call
+    if one.cycle:
+        way = " -> ".join(f"{graph.calls[call_id].name}.{graph.calls[call_id].endpoint}" for call_id in one.cycle)
+        return f"these wait for each other: {clean(way)} -> {clean(call.name)}.{clean(call.endpoint)}"
+    where = f", {one_line(call.at)}" if call.at else ""
+    state = states.get(call.proc, "running")
+    is_said = state == "running" or "its process is" in call.at  # `at` names the state if the line is unknown
+    process = "" if is_said else f", its process is {state}"
+    others = f", and {len(alike) - 1} like it" * (len(alike) > 1)
+    waiters = {0: "no call waits", 1: "1 call waits"}.get(one.waiters, f"{one.waiters} calls wait")
+    return (
+        f"{clean(call.name)}.{clean(call.endpoint)} waits for no call: {call.state} for {duration(call.age)}"
+        f"{process}{where}{others}; {waiters} for it"
+    )
+
+
+def _wait_rows(graph: WaitGraph) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each call that waits, with those that it waits for below it; those that wait alike are one."""
+    shapes = _shapes(graph)
+    roots = [call.id for call in graph.roots() if call.id in graph.waits_for]
+    shown, told = set[str](), set[int]()
+    for start in [*roots, *graph.waits_for]:
+        if start in shown or shapes[start] in told:
             continue
-        where = f", {one_line(call.at)}" if call.at else ""
-        state = states.get(call.proc, "running")
-        is_said = state == "running" or "its process is" in call.at  # `at` names the state if the line is unknown
-        process = "" if is_said else f", its process is {state}"
-        yield (
-            f"{clean(call.name)}.{clean(call.endpoint)} waits for no call: {call.state} for {duration(call.age)}"
-            f"{process}{where}; {one.waiters} calls wait for it"
-        )
+        told.add(shapes[start])
+        is_root = start in set(roots)
+        alike = [one for one in (roots if is_root else [start]) if shapes[one] == shapes[start]]
+        todo = [(0, start, len(alike))]
+        while todo:
+            depth, call_id, count = todo.pop()
+            before = "" if not depth else f"{'   ' * (depth - 1)}└─ waits for "
+            row = _call_cells(graph.calls[call_id], count, before)
+            yield (*row[:-1], f"{row[-1]}  (see above)".strip()) if call_id in shown else row
+            if call_id not in shown:
+                shown.add(call_id)
+                below = dict[int, list[str]]()
+                for other in graph.waits_for.get(call_id, ()):
+                    below.setdefault(shapes[other], []).append(other)
+                todo += [(depth + 1, group[0], len(group)) for group in reversed(below.values())]
+
+
+def _shapes(graph: WaitGraph) -> dict[str, int]:
+    """Return a number for each call, the same for calls that differ only in their members and wait for the like.
+
+    Calls begin with what they are, and are told apart by what they wait for until that tells no more apart.
+    """
+    shapes = dict[str, int]()
+    known = dict[object, int]()
+    for call_id, call in graph.calls.items():
+        caller = call.caller.partition("[")[0]
+        key: object = (call.mesh, call.endpoint, call.state, caller, call.at)
+        shapes[call_id] = known.setdefault(key, len(known))
+    count = 0
+    while count != len(set(shapes.values())):
+        count = len(set(shapes.values()))
+        known = {}
+        after = dict[str, int]()
+        for call_id, shape in shapes.items():
+            others = frozenset(shapes[other] for other in graph.waits_for.get(call_id, ()))
+            after[call_id] = known.setdefault((shape, others), len(known))
+        shapes = after
+    return shapes
 
 
 def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
@@ -189,7 +344,7 @@ def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
 
 # ---- problems of publications ----------------------------------------------------------------------------------------
 
-_LINE_CHARS = 300
+_LINE_CHARS = 600
 
 
 def kept_title(one: KeptVersions) -> str:

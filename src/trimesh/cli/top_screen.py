@@ -9,7 +9,7 @@ TP-3 A reply may arrive at any moment. Before a screen has its widgets, it waits
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, cast
 
 from rich.text import Text
 from textual import on, work
@@ -20,12 +20,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from trimesh import limits
-from trimesh.cli.processes import COLUMNS, cells, chosen, detail, summary
 from trimesh.cli.text import one_line
+from trimesh.cli.top import COLUMNS, cells, chosen, detail, summary
 from trimesh.errors import ConnectError
 from trimesh.observe import ProcActivity, RunSnapshot, activity_between, calls_of
-
-_NAME: Final = 0
 
 
 class DetailScreen(ModalScreen[None]):
@@ -58,25 +56,32 @@ class TopApp(App[None]):
     Args:
         ask: Returns a snapshot of the run; may block.
         every: Polling interval in seconds.
+        column, is_reversed: See below.
 
     Attributes:
         shown: Rows in display order.
         column: Column by which they are sorted.
+        is_reversed: Whether the least urgent rows come first.
     """
 
     TITLE = "trimesh top"
     CSS = "#summary { height: auto; padding: 0 1; } #filter { display: none; } #filter.open { display: block; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
-        Binding("s", "sort", "sort by the next column"),
+        Binding("s", "sort(1)", "sort by the next column"),
+        Binding("S", "sort(-1)", "by the one before"),
+        Binding("r", "reverse", "reverse"),
         Binding("slash", "filter", "filter"),
         Binding("escape", "clear", "show all", show=False),
     ]
 
-    def __init__(self, ask: Callable[[], RunSnapshot], every: float) -> None:
+    def __init__(
+        self, ask: Callable[[], RunSnapshot], every: float, *, column: int = 0, is_reversed: bool = False
+    ) -> None:
         super().__init__()
         self.shown: list[ProcActivity] = []
-        self.column = _NAME
+        self.column = column
+        self.is_reversed = is_reversed
         self._ask = ask
         self._every = every
         self._seen: RunSnapshot | None = None
@@ -136,14 +141,14 @@ class TopApp(App[None]):
     def _name_columns(self) -> None:
         self.table.clear(columns=True)
         for number, name in enumerate(COLUMNS):
-            self.table.add_column(f"{name} *" if number == self.column else name)
+            self.table.add_column(f"{name} {'▲' if self.is_reversed else '▼'}" if number == self.column else name)
 
     def arrange(self) -> None:
         """Show the filtered rows, sorted."""
         if not self.is_running:
             return  # TP-3
         table, current = self.table, self.current
-        wanted = chosen(self._rows, self.column, self.query_one("#filter", Input).value)
+        wanted = chosen(self._rows, self.column, self.query_one("#filter", Input).value, is_reversed=self.is_reversed)
         self.shown = wanted[: limits.TOP_ROWS_MAX]
         if self._seen is not None:
             self.query_one("#summary", Static).update(summary(self._seen, left_out=len(wanted) - len(self.shown)))
@@ -165,9 +170,24 @@ class TopApp(App[None]):
 
     # ---- keys ------------------------------------------------------------------------------------------------
 
-    def action_sort(self) -> None:
-        """Sort by the next column."""
-        self.column = (self.column + 1) % len(COLUMNS)
+    def action_sort(self, step: int) -> None:
+        """Sort by a column that is `step` columns further right."""
+        self.column = (self.column + step) % len(COLUMNS)
+        self._sort()
+
+    def action_reverse(self) -> None:
+        """Sort in the other direction."""
+        self.is_reversed = not self.is_reversed
+        self._sort()
+
+    @on(DataTable.HeaderSelected)
+    def _head_clicked(self, event: Any) -> None:
+        """Sort by the column whose head was clicked; a second click reverses."""
+        self.is_reversed = event.column_index == self.column and not self.is_reversed
+        self.column = event.column_index
+        self._sort()
+
+    def _sort(self) -> None:
         current = self.current
         self._name_columns()
         self.arrange()

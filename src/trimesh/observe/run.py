@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Self
 
@@ -16,7 +17,7 @@ from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
 from trimesh._wire import observed
 from trimesh.errors import ConnectError
-from trimesh.observe.run_snapshot import RunSnapshot, merge, unanswered, with_records
+from trimesh.observe.run_snapshot import RunSnapshot, merge, recorded_runs, unanswered, with_records
 
 
 class _Connection:
@@ -205,9 +206,9 @@ def find_run(pid: int | None = None) -> ObservedRun:
     if pid is not None:
         chosen = [one for one in found if one.pid == pid]
         if not chosen:
-            known = ", ".join(str(one.pid) for one in found) or "none"
+            text = _not_found(pid, found)
             _close(found)
-            raise ConnectError(f"no run of this user has process {pid} as its controller; their controllers: {known}")
+            raise ConnectError(text)
     else:
         chosen = found
         if len(found) != 1:
@@ -221,6 +222,22 @@ def find_run(pid: int | None = None) -> ObservedRun:
             )
     _close([one for one in found if one is not chosen[0]])
     return chosen[0]
+
+
+def _not_found(pid: int, found: Sequence[ObservedRun]) -> str:
+    """Return an error text for a pid that is no controller's: whose it is, or the pids that there are."""
+    text = f"no run of this user has process {pid} as its controller"
+    for one in found:
+        with suppress(ConnectError):
+            name = next((proc.name for proc in one.snapshot().procs if proc.pid == pid), None)
+            if name is not None:
+                return f"{text}; it is {name} of run {one.pid}: write --pid {one.pid}"
+    with suppress(ConnectError):
+        if pid in {folder.pid for folder in recorded_runs()}:
+            return f"{text}; run {pid} has ended: trimesh autopsy {pid} shows how"
+    pids = [str(one.pid) for one in found]
+    meant = "".join(f"; did you mean {one}?" for one in get_close_matches(str(pid), pids, n=1))
+    return f"{text}; their controllers: {', '.join(pids) or 'none'}{meant}"
 
 
 def _close(some: Sequence[ObservedRun]) -> None:

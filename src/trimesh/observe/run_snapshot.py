@@ -357,6 +357,8 @@ class ProcActivity(msgspec.Struct, frozen=True, kw_only=True):
         nbytes: Bytes a second, both ways.
         queued, running: Calls that wait in mailboxes of its actors, and that run there.
         oldest: Age of the oldest call to it that is under way, in seconds; 0.0 without one.
+        cpu: Processor seconds a second between the snapshots; None if unknown, as of a process that does not answer.
+        actors: Names of its actors.
     """
 
     proc: ProcRow
@@ -366,6 +368,8 @@ class ProcActivity(msgspec.Struct, frozen=True, kw_only=True):
     queued: int = 0
     running: int = 0
     oldest: float = 0.0
+    cpu: float | None = None
+    actors: tuple[str, ...] = ()
 
 
 def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> list[ProcActivity]:
@@ -378,7 +382,10 @@ def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> 
     now, before = _counted(later), Counter[tuple[str, str]]() if earlier is None else _counted(earlier)
     seconds = 0.0 if earlier is None else later.taken_at - earlier.taken_at
     queued, running, oldest = Counter[str](), Counter[str](), defaultdict[str, float](float)
+    actors = defaultdict[str, list[str]](list)
+    used = {proc.id: proc.cpu_seconds for proc in (() if earlier is None else earlier.procs)}
     for actor in later.actors:
+        actors[actor.proc].append(actor.name)
         queued[actor.proc] += actor.queued
         running[actor.proc] += actor.running
     for call in later.calls:
@@ -387,6 +394,10 @@ def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> 
     def rate(proc: str, what: str) -> float:
         """Return a rate, at least 0: the counts of a closed link are missing in the later snapshot."""
         return max(0, now[proc, what] - before[proc, what]) / seconds if seconds > 0 else 0.0
+
+    def cpu(proc: ProcRow) -> float | None:
+        before = used.get(proc.id, 0.0)
+        return max(0.0, proc.cpu_seconds - before) / seconds if before and proc.cpu_seconds and seconds > 0 else None
 
     return [
         ProcActivity(
@@ -397,6 +408,8 @@ def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> 
             queued=queued[proc.id],
             running=running[proc.id],
             oldest=oldest[proc.id],
+            cpu=cpu(proc),
+            actors=tuple(sorted(actors[proc.id])),
         )
         for proc in later.procs
     ]

@@ -12,7 +12,7 @@ UV-3 Publications of one mesh that the same readers pin are reported together.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -100,23 +100,6 @@ class WaitGraph:
             way.append(at)
             at = before[at]
         return (start, *reversed(way[1:]))
-
-    def tree(self) -> Iterator[tuple[int, observed.CallRow, bool]]:
-        """Yield depth, call, and whether it was yielded before, for all calls that wait or are waited for."""
-        shown = set[str]()
-        roots = [call for call in self.roots() if call.id in self.waits_for]
-        for root in [*roots, *(call for call in self.calls.values() if call.id in self.waits_for)]:
-            if root.id not in shown:
-                yield from self._branch(root, shown)
-
-    def _branch(self, root: observed.CallRow, shown: set[str]) -> Iterator[tuple[int, observed.CallRow, bool]]:
-        todo = [(0, root.id)]
-        while todo:
-            depth, call_id = todo.pop()
-            yield depth, self.calls[call_id], call_id in shown
-            if call_id not in shown:
-                shown.add(call_id)
-                todo += [(depth + 1, other) for other in reversed(self.waits_for.get(call_id, ()))]
 
 
 def _reached(start: str, edges: Mapping[str, Sequence[str]]) -> set[str]:
