@@ -46,6 +46,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q15": (frozenset({REAL}), "files of processes"),
     "Q17": (frozenset({REAL}), "flight records of processes"),
     "Q18": (frozenset({REAL}), "a command of a shell"),
+    "Q19": (frozenset({REAL}), "commands of a shell"),
     "Q9": (frozenset({REAL}), "simulations show nothing"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     "Y21": (frozenset({SIM}), "about time, which is virtual there"),

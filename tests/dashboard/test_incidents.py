@@ -1,4 +1,4 @@
-"""Staged incidents: what the page says first names the culprit (docs/how-to/find-a-culprit.md)."""
+"""Staged incidents: what the page and `trimesh ps` say first names the culprit (docs/how-to/find-a-culprit.md)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from tests.dashboard.asking import act, ask, entered, serving
 
 from trimesh import limits
 from trimesh._native import tls
+from trimesh.cli.commands import newest_dead
 from trimesh.cli.dashboard.board import Board, see
 from trimesh.cli.dashboard.feed import PageFeed, RunSource
 from trimesh.cli.dashboard.problems import Problem
+from trimesh.cli.processes import run_lines
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot
 
@@ -82,8 +84,11 @@ def first(source: RunSource, kind: str, is_whole: Callable[[Problem], bool] = la
     ends_at = time.monotonic() + HANG_SECONDS
     found: list[Problem] = []
     while time.monotonic() < ends_at:
-        found = list(see(source.snapshot()).board.problems)
+        seen = source.snapshot()
+        found = list(see(seen).board.problems)
         if found and found[0].kind == kind and is_whole(found[0]):
+            line = next(iter(run_lines(seen))).plain  # Q18
+            assert line.startswith(f"run {source.pid}: {found[0].title}; see: trimesh "), line
             return found[0]
     raise AssertionError(f"the page does not begin with {kind!r}: {found}")
 
@@ -96,6 +101,8 @@ async def last(source: RunSource) -> Board:
             nursery.start_soon(feed.run)
             async for _ in parts:
                 if feed.seen is not None and feed.seen.board.state == "ended":
+                    dead = await trio.to_thread.run_sync(newest_dead)  # Q18
+                    assert f": {feed.seen.board.problems[0].title[:100]}" in dead
                     nursery.cancel_scope.cancel()
                     return feed.seen.board
     raise AssertionError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Generator
@@ -255,7 +256,23 @@ def test_member_that_has_died_is_named() -> None:
     assert found.procs[0].state == "dead"
 
 
-def test_endpoint_whose_error_has_left_the_block_is_named() -> None:
+def test_crash_is_named_by_its_signal_and_the_line_of_the_program(capfd: pytest.CaptureFixture[str]) -> None:
+    """Q7: not by the stack that the interpreter wrote."""
+    with victim("crashes") as one:
+        assert one.wait() == 1
+        found = observe.autopsy()
+
+    text = r"procs\[gpus=2\] has died first: it was killed by SIGSEGV \(pid \d+\), while it ran workers\[gpus=2\].crash"
+    assert re.fullmatch(text, found.cause.text)
+    assert re.fullmatch(r'File ".*/victims.py", line \d+ in crash', found.cause.at)
+    assert run(["autopsy", str(one.pid)]) == 0
+    said = capfd.readouterr().out
+    assert said.splitlines()[0].endswith("  died with one of its processes")
+    assert "Fatal Python error" not in said
+    assert "ctypes" not in said
+
+
+def test_endpoint_whose_error_has_left_the_block_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     """Q7: of the call that raised it."""
     with victim("fails") as one:
         assert one.wait() == 1
@@ -268,6 +285,10 @@ def test_endpoint_whose_error_has_left_the_block_is_named() -> None:
     calls = {call.name: call for proc in found.procs for call in proc.calls}
     assert calls["workers[gpus=3].fail"].outcome == "raised"
     assert calls["workers[gpus=3].fail"].error == "ValueError: no such shard"
+    assert run(["autopsy"]) == 0
+    said = capfd.readouterr().out
+    assert said.splitlines()[0].endswith("  raised ValueError: no such shard")
+    assert "(of the runtime)" not in said
 
 
 @pytest.mark.daily
@@ -282,7 +303,9 @@ def test_healthy_run_that_is_ended_from_outside_has_no_culprit(capfd: pytest.Cap
     assert "the oldest call, workers[gpus=2].step, was running for " in found.cause.text
     assert {proc.state for proc in found.procs} == {"cut off"}
     assert run(["autopsy"]) == 0
-    assert "no culprit: it was ended from outside" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert said.splitlines()[0].endswith("  was killed from outside")
+    assert "no culprit: it was ended from outside" in said
 
 
 def test_process_of_a_run_that_lives_runs() -> None:
@@ -291,6 +314,7 @@ def test_process_of_a_run_that_lives_runs() -> None:
         found = observe.autopsy(pid=one.pid)
         assert {proc.state for proc in found.procs} == {"running"}
         assert found.ended == "running"
+        assert next(autopsy_lines(found, shows_all=False)).endswith("  still runs")
 
 
 def test_run_that_ends_well_leaves_nothing(folder: Path) -> None:
@@ -410,6 +434,7 @@ def test_run_is_stopped_from_outside(capfd: pytest.CaptureFixture[str]) -> None:
         assert one.wait() in (1, -signal.SIGINT, 130)
     found = observe.autopsy()
     assert (found.ended, found.error) == ("error", "KeyboardInterrupt: ")
+    assert next(autopsy_lines(found, shows_all=False)).endswith("  was stopped by Ctrl-C or trimesh stop")
     assert {proc.state for proc in found.procs} == {"ended"}
     assert run(["stop", "--pid", str(one.pid)]) == 3
 

@@ -161,7 +161,7 @@ async def test_rank_that_was_killed(trimesh_command: Shell):
         assert "─ procs[gpus=1]" in said.splitlines()[4]
         assert "dead" in said.splitlines()[4]
         _, said = await trimesh_command("events")
-        assert "Died  procs[gpus=1]  ProcDied" in said
+        assert "Died  procs[gpus=1], probes[gpus=1]  procs[gpus=1] was killed by SIGKILL" in said
         assert (await trimesh_command("kill", "probes[gpus=7]"))[0] == 1
 
 

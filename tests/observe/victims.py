@@ -101,6 +101,12 @@ class Worker(Actor):
             raise ValueError("no such shard")
 
     @endpoint
+    def crash(self, rank: int) -> None:
+        """Crash in C that the library of Python has called."""
+        if current_point()["gpus"] == rank:
+            ctypes.string_at(0)
+
+    @endpoint
     def die(self, rank: int) -> None:
         if current_point()["gpus"] == rank:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -113,6 +119,7 @@ async def within(seconds: float, call: Any, *args: Any) -> None:
 
 SHORT: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "fails": lambda workers: workers.fail.call(3),
+    "crashes": lambda workers: workers.crash.call(2),
     "dies": lambda workers: workers.die.call(1),
     "well": lambda workers: workers.rank.call(),
 }

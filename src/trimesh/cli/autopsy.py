@@ -15,8 +15,20 @@ from cyclopts import Parameter
 
 from trimesh.cli.doctor import Finding, findings
 from trimesh.cli.logs import log_lines
-from trimesh.cli.processes import run_lines
-from trimesh.cli.text import call_lines, clean, duration, one_line, publication_lines, size, stack_lines, wait_lines
+from trimesh.cli.members import run_of
+from trimesh.cli.processes import command_of, run_lines
+from trimesh.cli.text import (
+    call_lines,
+    clean,
+    clock,
+    duration,
+    event_lines,
+    one_line,
+    publication_lines,
+    size,
+    stack_lines,
+    wait_lines,
+)
 from trimesh.errors import ConnectError
 from trimesh.observe import (
     Autopsy,
@@ -31,6 +43,7 @@ from trimesh.observe import (
     shared_stacks,
 )
 from trimesh.observe import autopsy as examine
+from trimesh.observe.post_mortem import OF_RUNTIME
 
 _SHOWN: Final = 20
 _EVENTS: Final = 30
@@ -50,11 +63,13 @@ def autopsy(
     Exit codes: 0, 3 there are no flight records.
 
     Args:
-        run: Folder of its flight records; by default of your newest run that did not end well.
+        run: Run, as `ps` and this command number it, or folder of its flight records; by default your newest run that
+            did not end well.
         pid: Process id of the controller of a run, which may still be alive.
         all: Show every process and event.
         json: Print one JSON document.
     """
+    run, pid = run_of(run, pid)
     found = examine(run, pid=pid)
     if json:
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
@@ -67,9 +82,8 @@ def autopsy(
 def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
     """Yield a post-mortem as text, the root cause first."""
     job = found.job
-    who = "a run" if job is None else f"run {job.pid}  {one_line(job.command, 80)}"
-    how = {"running": "still runs", "killed": "was killed", "error": f"was left by {one_line(found.error)}"}
-    yield f"{who}  {how[found.ended]}"
+    who = "a run" if job is None else f"run {job.pid}  {command_of(job.command)}"
+    yield f"{who}  {_how_ended(found)}"
     began = datetime.fromtimestamp(found.begun_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     yield f"began {began}, last sign of life after {duration(found.last_at - found.begun_at)}, in {clean(found.folder)}"
     yield ""
@@ -79,14 +93,13 @@ def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
         yield f"    at {one_line(found.cause.at)}"
     for line in found.cause.stack.splitlines()[: _SHOWN if not shows_all else None]:
         yield f"    {one_line(line)}"
-    events = found.events if shows_all else found.events[:_EVENTS]
+    events = found.events if shows_all else found.events[-_EVENTS:]
     if events:
         yield ""
         yield "events, oldest first:"
-        for event in events:
-            yield f"  {_clock(event.at)}  {event.kind}  {clean(event.name)}  {one_line(event.text)}"
         if len(events) < len(found.events):
-            yield f"  and {len(found.events) - len(events)} more (--all shows them)"
+            yield f"  {len(found.events) - len(events)} earlier ones (--all shows them)"
+        yield from (f"  {line}" for line in event_lines(events, _clock))
     kept = list(publication_lines(found.snapshot))
     if kept:
         yield ""
@@ -101,14 +114,27 @@ def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
     yield "processes and their last calls:"
     shown = found.procs if shows_all else found.procs[:_SHOWN]
     for proc in shown:
-        yield from _proc_lines(proc)
+        yield from _proc_lines(proc, shows_all=shows_all)
     if len(shown) < len(found.procs):
         yield f"  and {len(found.procs) - len(shown)} more (--all shows them)"
     for name, why in found.unreadable.items():
         yield f"  {clean(name)} could not be read: {one_line(why)}"
 
 
-def _proc_lines(proc: DeadProc) -> Iterator[str]:
+def _how_ended(found: Autopsy) -> str:
+    """Return how a run ended: what the reader wants to tell apart first."""
+    if found.ended == "running":
+        return "still runs"
+    if found.ended == "killed":
+        return "was killed from outside"
+    if found.error.startswith("KeyboardInterrupt"):
+        return "was stopped by Ctrl-C or trimesh stop"
+    if found.error.startswith("HostLost"):
+        return "lost a host"
+    return "died with one of its processes" if found.cause.kind == "died" else f"raised {one_line(found.error)}"
+
+
+def _proc_lines(proc: DeadProc, *, shows_all: bool) -> Iterator[str]:
     parts = [clean(proc.name), f"pid {proc.pid}", proc.state]
     if proc.state == "stuck":
         parts[-1] += f" for {duration(proc.silent_seconds)}"
@@ -122,6 +148,8 @@ def _proc_lines(proc: DeadProc) -> Iterator[str]:
         shown += [f"and {len(proc.metrics) - _METRICS} more"] * (len(proc.metrics) > _METRICS)
         yield f"    last metrics: {', '.join(shown)}"
     for call in proc.calls:
+        if call.name.endswith(OF_RUNTIME) and not shows_all and call.outcome == "returned":
+            continue
         error = f"  {one_line(call.error)}" * bool(call.error)
         yield f"    {_clock(call.at)}  {clean(call.name)}  {call.outcome}  from {clean(call.caller)}{error}"
 
@@ -185,11 +213,11 @@ def report(
 
     Args:
         file: File to write; by default the report is printed. An existing file is not overwritten.
-        run: Folder of the flight records of a dead run.
+        run: A dead run: its number, or the folder of its flight records.
         pid: Process id of a run's controller; by default the only living run, or the newest dead one.
         json: Write one JSON document instead of text.
     """
-    made = make_report(run, pid)
+    made = make_report(*run_of(run, pid))
     text = msgspec.json.encode(made) + b"\n" if json else "".join(f"{one}\n" for one in report_lines(made)).encode()
     if file is None:
         sys.stdout.buffer.write(text)
@@ -269,6 +297,4 @@ def _living_lines(snapshot: RunSnapshot, stacks: tuple[SharedStack, ...]) -> Ite
     yield from ("", "==== stacks")
     yield from stack_lines(stacks)
     yield from ("", "==== events")
-    for event in snapshot.events:
-        at = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S")
-        yield f"{at}  {event.kind}  {clean(event.name)}  {one_line(event.text)}"
+    yield from event_lines(snapshot.events, clock)

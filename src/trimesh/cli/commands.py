@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from datetime import datetime
 from itertools import chain
 from typing import Annotated, Final
 
@@ -26,15 +25,16 @@ from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
 from trimesh.cli.jobs import hosts, kept_jobs, run_script
 from trimesh.cli.logs import logs
-from trimesh.cli.members import ABSENT, ArgumentRefused, NamedMember, choose, nearest
+from trimesh.cli.members import ABSENT, ArgumentRefused, NamedMember, choose, nearest, run_of
 from trimesh.cli.processes import is_wrong, print_lines, run_lines, stop_lines
 from trimesh.cli.profile import profile, trace
 from trimesh.cli.spmd import before_script, spmd
 from trimesh.cli.text import (
     aligned,
     call_lines,
-    clean,
+    clock,
     duration,
+    event_lines,
     is_id,
     is_stuck,
     one_line,
@@ -146,7 +146,7 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
         lines = run_lines(snapshot, before, pid=option.format(run_pid), shows_all=all)
         print_lines(_console(), lines)
     if not snapshots:
-        sys.stderr.write(f"trimesh: no run of this user has an open block on this machine{_newest_dead()}\n")
+        sys.stderr.write(f"trimesh: no run of this user has an open block on this machine{newest_dead()}\n")
         return NO_RUN
     return FOUND if any(map(is_wrong, snapshots)) else 0
 
@@ -173,7 +173,7 @@ def _snapshots(
     return [(later if is_once else earlier)[pid] for pid in later], list(later.values())
 
 
-def _newest_dead() -> str:
+def newest_dead() -> str:
     """Return how the newest run that has failed ended, and the command that shows more; empty for none."""
     try:
         dead = examine()
@@ -252,14 +252,13 @@ def events(*, pid: Pid = None, follow: Follow = False, json: Json = False) -> in
     after = 0
     with find_run(pid) as one:
         while True:
-            for event in one.events(after):
-                after = event.number
-                if json:
+            found = one.events(after)
+            after = found[-1].number if found else after
+            if json:
+                for event in found:
                     _print_json(event)
-                else:
-                    at = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S")
-                    sys.stdout.write(f"{at}  {event.kind}  {clean(event.name)}  {one_line(event.text)}\n")
-            sys.stdout.flush()
+            else:
+                _print_lines(event_lines(found, clock))
             if not follow:
                 return 0
             time.sleep(_FOLLOW_SECONDS)
@@ -287,11 +286,12 @@ def query(sql: str, /, *, pid: Pid = None, run: str = "", json: Json = False) ->
         sql: One SELECT, such as "select name, value from metrics where metric = 'loss'". An unknown table lists those
             that there are.
         pid: Process id of the controller; by default of the only living run, else of the newest one that has died.
-        run: Folder of its flight records, as `autopsy` prints it.
+        run: The run's number, or the folder of its flight records, as `autopsy` prints it.
         json: Print one JSON document: a list of rows.
     """
     try:
-        found = ask_history(sql, pid=pid, run=run)
+        folder, pid = run_of(run, pid)
+        found = ask_history(sql, pid=pid, run=folder)
     except ValueError as error:
         sys.stderr.write(f"trimesh: {error}\n")
         return WRONG
@@ -312,7 +312,7 @@ def query(sql: str, /, *, pid: Pid = None, run: str = "", json: Json = False) ->
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else one_line(f"{value:.6g}" if isinstance(value, float) else str(value), _WIDTH)
+    return "" if value is None else one_line(f"{value:.12g}" if isinstance(value, float) else str(value), _WIDTH)
 
 
 def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 
 def main() -> None:
     """Run the command with the arguments of the process, and exit with its code."""
+    _open_streams()
     try:
         from trimesh.cli.commands import run  # noqa: PLC0415 - what it needs may be missing
     except ModuleNotFoundError as error:
@@ -15,3 +18,13 @@ def main() -> None:
         sys.stderr.write(f"the command trimesh needs the package {error.name}: pip install 'trimesh-actors[cli]'\n")
         sys.exit(2)
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_streams() -> None:
+    """Make both streams take every text: one that was closed at the start, or whose encoding has few characters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

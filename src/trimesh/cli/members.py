@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -38,6 +39,12 @@ def nearest(text: str, names: Iterable[str]) -> str:
     """Return "; did you mean ...?" with the name that is most like a text; empty if none is like it."""
     found = get_close_matches(text, list(names), n=1)
     return f"; did you mean {one_line(found[0])}?" if found else ""
+
+
+def run_of(run: str, pid: int | None) -> tuple[str, int | None]:
+    """Return the folder and the pid of a run that is named by its folder, or by its number, which is its pid."""
+    is_number = run.isascii() and run.isdecimal() and not Path(run).exists()
+    return ("", int(run)) if is_number else (run, pid)
 
 
 def seconds_of(option: str, value: float) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from trimesh import limits
@@ -19,6 +19,7 @@ from trimesh.cli.text import (
     clean,
     common,
     duration,
+    event_text,
     more,
     one_line,
     program_lines,
@@ -28,12 +29,16 @@ from trimesh.cli.text import (
     state_of,
 )
 from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapshot, WaitGraph, activity_between
+from trimesh.observe.post_mortem import last_words
 
 _SHOWN: Final = 20
 """Shown processes of one parent that are alike and have no problem, and shown problems."""
 
 _SHOWN_ALIKE: Final = 8
 """Shown processes of one parent with the same problem at the same line."""
+
+_CUT_COLUMNS: Final = 60
+"""Width of a terminal from which rows are cut at its edge: on a narrower one, names would be."""
 
 _TEXT_CHARS: Final = 500
 
@@ -51,8 +56,8 @@ _MARKS: Final = {
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-class Verdict:
-    """Judgement on a run: `problems`, as the page shows them, and what a person reads first.
+class RunDiagnosis:
+    """Diagnosis of a run: `problems`, as the page shows them, and what a person reads first.
 
     Attributes:
         wrong: Problems, most urgent first.
@@ -148,8 +153,8 @@ def _headline(one: Problem) -> tuple[str, str]:
     start = f"ProcDied: {one.names[0]} " if one.names else ""
     if one.kind != "failure" or one.count > 1 or not start or not one.text.startswith(start):
         return one.title, one.text
-    title, _, output = one.text.removeprefix("ProcDied: ").partition("; last output: ")
-    return title, f"last output: {output}" * bool(output)
+    title, output, at = last_words(one.text)
+    return title, f"at {at}" if at else f"last output: {output}" * bool(output)
 
 
 def _detail(text: str, at: str) -> Iterator[Text]:
@@ -161,7 +166,7 @@ def _detail(text: str, at: str) -> Iterator[Text]:
 
 def is_wrong(snapshot: RunSnapshot) -> bool:
     """Return whether the first line of `ps` on a run names a problem."""
-    return bool(Verdict(snapshot).wrong)
+    return bool(RunDiagnosis(snapshot).wrong)
 
 
 # ---- processes and actors --------------------------------------------------------------------------------------------
@@ -190,10 +195,10 @@ def run_lines(
         pid: The option `--pid` of the commands that are named; empty if they need none.
         shows_all: Show each process, even of a large mesh.
     """
-    verdict = Verdict(snapshot)
-    yield from verdict.lines(pid)
+    diagnosis = RunDiagnosis(snapshot)
+    yield from diagnosis.lines(pid)
     yield Text(_head(snapshot))
-    yield from _table(list(_Tree(snapshot, earlier, verdict.marks(), shows_all=shows_all).rows()))
+    yield from _table(list(_Tree(snapshot, earlier, diagnosis.marks(), shows_all=shows_all).rows()))
     for table, count in snapshot.cut.items():
         yield Text(f"{count} {table} were left out", style="dim")
 
@@ -310,7 +315,8 @@ class _Tree:
             if proc.state == "silent":
                 yield silence(proc)
             if proc.last_event and not proc.last_event.startswith("Stalled"):  # the state shows it
-                yield one_line(proc.last_event, _TEXT_CHARS)
+                kind, _, text = proc.last_event.partition(" ")
+                yield one_line(f"{kind} {event_text(text)}", _TEXT_CHARS)
             return
         for actor in self._actors[proc.id]:
             call = self._oldest.get(actor.name)
@@ -339,15 +345,18 @@ def _table(rows: Sequence[_Row]) -> Iterator[Text]:
     heads, *others = rows
     lines = aligned(heads.cells, [row.cells for row in others], ("pid", "cpu", "memory", "gpu"))
     for line, row in zip(lines, rows, strict=True):
-        yield Text(line, style=row.style, overflow="ellipsis")
+        yield Text(line, style=row.style, overflow="ellipsis" if len(row.cells) > 1 else None)
 
 
-def print_lines(console: Console, lines: Iterator[Text]) -> None:
-    """Print lines: those of the table are cut at the edge of a terminal, all others are whole."""
-    for line in lines:
-        if console.is_terminal and line.overflow is not None:
-            line.truncate(console.width, overflow=line.overflow)
-        console.print(line, soft_wrap=True)
+def print_lines(console: Console, lines: Iterable[RenderableType]) -> None:
+    """Print lines: rows of a table are cut at the edge of a terminal, all other lines are whole."""
+    with console.capture() as captured:  # rich ends the process where its reader has gone
+        for line in lines:
+            is_wide = console.is_terminal and console.width >= _CUT_COLUMNS
+            if is_wide and isinstance(line, Text) and line.overflow is not None:
+                line.truncate(console.width, overflow=line.overflow)
+            console.print(line, soft_wrap=True)
+    console.file.write(captured.get())
 
 
 # ---- `trimesh stop` --------------------------------------------------------------------------------------------------

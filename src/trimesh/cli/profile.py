@@ -16,6 +16,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from trimesh import limits
+from trimesh.cli.members import ArgumentRefused, run_of, seconds_of
 from trimesh.cli.text import clean, one_line
 from trimesh.errors import ConnectError
 from trimesh.observe import ProcRow, Timeline, find_records, find_run, read_records, runs, trace_bytes
@@ -41,7 +42,7 @@ def profile(
     Each line of the file is a stack, outermost first, and the number of its samples; its first frame is the process, as
     `ps` shows it. The run is not stopped. It needs py-spy: pip install 'trimesh-actors[profile]'.
 
-    Exit codes: 0, 1 some process could not be sampled, 3 there is no run.
+    Exit codes: 0; 1 some process could not be sampled, or the file cannot be written; 2 wrong usage; 3 there is no run.
 
     Args:
         file: File to write.
@@ -50,6 +51,9 @@ def profile(
         native: Include C frames; processes are then stopped for each sample.
         pid: Process id of the controller.
     """
+    seconds_of("--seconds", seconds)
+    if rate < 1:
+        raise ArgumentRefused(f"--rate must be at least 1 sample a second, got {rate}")
     spy = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
     if spy is None:
         sys.stderr.write("trimesh: profile needs py-spy: pip install 'trimesh-actors[profile]'\n")
@@ -61,7 +65,11 @@ def profile(
     how = ["--rate", str(rate), "--duration", str(max(1, -int(-seconds // 1)))]
     how.append("--native" if native else "--nonblocking")
     lines, failed = _sampled(spy, how, alive[:_PROCS_MAX], max(1.0, seconds) + _SLACK_SECONDS)
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    try:
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"trimesh: the profile cannot be written: {error}\n")
+        return 1
     for name, why in failed.items():
         sys.stderr.write(f"trimesh: {clean(name)} could not be sampled: {one_line(why)}\n")
     if len(alive) > _PROCS_MAX:
@@ -132,9 +140,11 @@ def trace(
     Args:
         file: File to write.
         seconds: Duration in seconds, from now on; of a dead run its last seconds.
-        run: Folder of the flight records of a dead run.
+        run: A dead run: its number, or the folder of its flight records.
         pid: Process id of a run's controller; by default the only living run, or the newest dead one.
     """
+    seconds_of("--seconds", seconds)
+    run, pid = run_of(run, pid)
     timeline = Timeline()
     records = read_records(Path(run)) if run else find_records(pid=_running(pid))
     since = until = time.time()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import PurePath
 from typing import Final
 
@@ -13,6 +14,7 @@ from trimesh._wire.observed import HOST_SILENT
 from trimesh.observe import (
     CallRow,
     Culprit,
+    EventRow,
     KeptVersions,
     ProcRow,
     RunSnapshot,
@@ -22,6 +24,7 @@ from trimesh.observe import (
     kept_versions,
     unread_versions,
 )
+from trimesh.observe.post_mortem import last_words
 from trimesh.observe.run_snapshot import program_line
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -174,6 +177,8 @@ def short_place(at: str) -> str:
 
 _SHOWN: Final = 50
 _ID_CHARS: Final = 4
+_SAME_EVENTS: Final = 4
+"""Newest lines among which an event with the same text is looked for: those of one death come together."""
 _HEADS: Final = ("call", "like it", "state", "age", "left", "from", "at", "id")
 _RIGHT: Final = ("age", "left")
 
@@ -340,6 +345,33 @@ def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
         yield f"{clean(stack.what)} x{len(stack.members)}: {few}{rest}"
         for line in stack.lines:
             yield f"    {one_line(line)}"
+
+
+def clock(at: float) -> str:
+    """Return a Unix time as the time of day here."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+
+
+def event_text(text: str) -> str:
+    """Return the text of an event, of a crash with the line of the program instead of the stack."""
+    how, output, at = last_words(text)
+    return f"{how}, at {at}" if at else how + f"; last output: {output}" * bool(output)
+
+
+def event_lines(events: Sequence[EventRow], when: Callable[[float], str]) -> Iterator[str]:
+    """Yield a line for each event; those of a process and its actors with one text share a line."""
+    groups = list[list[EventRow]]()
+    for event in events:
+        alike = (
+            group for group in groups[-_SAME_EVENTS:] if (group[0].kind, group[0].text) == (event.kind, event.text)
+        )
+        if event.text and (found := next(alike, None)) is not None and event.name not in {one.name for one in found}:
+            found.append(event)
+        else:
+            groups.append([event])
+    for group in groups:
+        names = clean(", ".join(event.name for event in group[:4])) + f" and {len(group) - 4} more" * (len(group) > 4)
+        yield f"{when(group[0].at)}  {group[0].kind}  {names}  {one_line(event_text(group[0].text))}"
 
 
 # ---- problems of publications ----------------------------------------------------------------------------------------

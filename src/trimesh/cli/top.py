@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trimesh import limits
 from trimesh.cli.members import ArgumentRefused, nearest, seconds_of
-from trimesh.cli.processes import command_of, cpu_text, gpu_text
+from trimesh.cli.processes import command_of, cpu_text, gpu_text, print_lines
 from trimesh.cli.text import FINE, call_line, clean, common, duration, one_line, size, state_of
 from trimesh.observe import CallRow, ProcActivity, RunSnapshot, activity_between, find_run
 
@@ -57,7 +57,7 @@ def top(
             table = Table(*COLUMNS, box=None, pad_edge=False, title=summary(later), title_justify="left")
             for one in chosen(activity_between(later, earlier), column, "", is_reversed=reverse):
                 table.add_row(*cells(one))
-            Console(highlight=False, width=_WIDTH).print(table)
+            print_lines(Console(highlight=False, width=_WIDTH), [table])
             return 0
         try:
             from trimesh.cli.top_screen import TopApp  # noqa: PLC0415 - textual is an extra

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,6 +18,9 @@ from trimesh.observe.run_snapshot import is_alive_run, recorded_runs
 
 if TYPE_CHECKING:
     import sqlite3
+
+_BROKEN: Final = (11, 26)
+"""Codes of SQLite for a file that is damaged (SQLITE_CORRUPT), or no database (SQLITE_NOTADB)."""
 
 _STEPS: int = 10_000
 """Steps of SQLite's machine between two looks at the time limit."""
@@ -76,7 +80,9 @@ def query(
         rows = found.fetchmany(limits.HISTORY_QUERY_ROWS + 1)
         columns = tuple(one[0] for one in found.description or ())
     except (sqlite3.Error, sqlite3.Warning, TypeError) as error:
-        raise ValueError(_refused(error, db)) from error
+        if type(error) is sqlite3.DatabaseError and getattr(error, "sqlite_errorcode", 0) in _BROKEN:
+            raise ConnectError(f"the history {path} cannot be read: {error}") from error
+        raise ValueError(_refused(error, db, sql)) from error
     finally:
         db.close()
     if len(rows) > limits.HISTORY_QUERY_ROWS:
@@ -95,7 +101,7 @@ def _allow(action: int, first: str | None, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reads or is_schema else sqlite3.SQLITE_DENY
 
 
-def _refused(error: Exception, db: sqlite3.Connection) -> str:
+def _refused(error: Exception, db: sqlite3.Connection, sql: str) -> str:
     text = str(error)
     if text == "interrupted":
         return (
@@ -107,15 +113,23 @@ def _refused(error: Exception, db: sqlite3.Connection) -> str:
         db.set_authorizer(None)
         names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         columns = {name: [row[1] for row in db.execute(f"PRAGMA table_info({name})")] for name in sorted(names)}
-        return f"{text}; the tables are " + "; ".join(f"{name} ({', '.join(of)})" for name, of in columns.items())
-    return f"the query was refused: {text}"
+        wanted = text.rpartition(": ")[2].rpartition(".")[2]
+        known = columns if "table" in text else {one for of in columns.values() for one in of}
+        meant = "".join(f"; did you mean {one}?" for one in get_close_matches(wanted, known, n=1))
+        if "column" in text:  # of the tables that the statement names
+            columns = {name: of for name, of in columns.items() if name in sql} or columns
+        tables = "\n".join(f"  {name} ({', '.join(of)})" for name, of in columns.items())
+        return f"{text}{meant}\nthe tables are\n{tables}"
+    return f"a query must be one statement of SQLite that reads: {text}"
 
 
 def _found(pid: int | None, run: str) -> Path:
     if run:
         path = Path(run) / HISTORY_FILE
         if not path.exists():
-            raise ConnectError(f"{run} has no history: name the folder of a run, as `trimesh autopsy` prints it")
+            raise ConnectError(
+                f"{run} has no history: name a run by its number or folder, as `trimesh autopsy` prints them"
+            )
         return path.absolute()
     folders = [one for one in recorded_runs() if (one.path / HISTORY_FILE).exists()]
     if pid is None:

@@ -14,6 +14,7 @@ CU-4 A state that lasted shorter than a process may stall (`limits.STALL_SECONDS
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,24 +95,43 @@ def cause_of(
 
 
 def _died(records: RunRecords, events: Sequence[flight.SeenEvent]) -> Cause | None:
-    last = dict[str, str]()
-    for one in events:
-        if one.event.kind in (*_ENDS, *_MENDED):
-            last[one.event.name] = one.event.kind
-    for one in events:
+    mended = dict[str, int]()
+    for number, one in enumerate(events):
+        if one.event.kind in _MENDED:
+            mended[one.event.name] = number
+    for number, one in enumerate(events):
         event = one.event
-        if event.kind in ("Died", "GaveUp") and last[event.name] not in _MENDED:
+        if event.kind in ("Died", "GaveUp") and mended.get(event.name, -1) < number:
             ran = _running_in(records, event)
             doing = f", while it ran {ran}" * bool(ran)
             grown = _grown(records)
             large = f"; {grown.text}" if grown is not None and grown.name == event.name else ""
-            text = f"{event.name} has died first: {event.text}{doing}{large}"
-            return Cause(kind="died", name=event.name, call=ran, text=text)
+            how, output, at = last_words(event.text)
+            how = f"it{how.removeprefix(event.name)}" if how.startswith(f"{event.name} ") else how
+            earlier = sum(one.event.kind == "Died" and one.event.name == event.name for one in events[:number])
+            again = f"; it had died {earlier} times before" * bool(earlier)
+            said = f"; last output: {output}" * bool(output)
+            text = f"{event.name} has died first: {how}{doing}{large}{again}{said}"
+            return Cause(kind="died", name=event.name, call=ran, text=text, at=at)
     for one in events:
         event = one.event
         if event.kind == "Failed":
             return Cause(kind="died", name=event.name, text=f"{event.name} has failed: {event.text}")
     return None
+
+
+_FRAME: Final = re.compile(r'File "[^"]+", line \d+,? in [^;]+')
+
+
+def last_words(text: str) -> tuple[str, str, str]:
+    """Return how a process died, its last output, and the line of the program if that output is the stack of a crash.
+
+    Args:
+        text: Text of its `ProcDied`.
+    """
+    how, _, output = text.removeprefix("ProcDied: ").partition("; last output: ")
+    frames = _FRAME.findall(output) if output.startswith("Fatal Python error: ") else []
+    return how, "" if frames else output, program_line("\n".join(frames))
 
 
 def _running_in(records: RunRecords, event: observed.EventRow) -> str:
@@ -122,11 +142,15 @@ def _running_in(records: RunRecords, event: observed.EventRow) -> str:
     return ""
 
 
+OF_RUNTIME: Final = " (of the runtime)"
+"""End of the name of a call that the runtime made for itself."""
+
+
 def name_of(name: flight.CallName | None) -> str:
     if name is None:
         return "a call"
     if not name.mesh:
-        return f"{name.endpoint} (of the runtime)"
+        return f"{name.endpoint}{OF_RUNTIME}"
     return f"{place_name(name.mesh, name.point)}.{name.endpoint}"
 
 
@@ -145,7 +169,7 @@ def _raised(records: RunRecords, left_by: str) -> Cause:
         return Cause(kind="raised", name=name, call=name_of(call.name), text=text, at=record.line)
     root = records.root
     lines = [] if root is None else [one.line for one in root.records if isinstance(one, flight.LeftBlock)]
-    text = f"the outermost block was left by {left_by}"
+    text = f"the outermost block raised {left_by}"
     return Cause(kind="raised", name="controller", text=text, at=lines[0] if lines else "")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -26,6 +27,9 @@ from trimesh.errors import ConnectError, ProtocolError, place_name
 
 _FINE: Final = ("running", "starting", "exiting")
 _STATES: Final = ("dead", "silent", "stopped", "stuck", "held", "exiting", "starting", "running")
+
+_RUNS_SHOWN: Final = 5
+"""Runs that an error lists."""
 
 _Row = TypeVar("_Row")
 
@@ -476,7 +480,9 @@ def read_records(folder: Path) -> RunRecords:
     try:
         files = files_of(folder)
     except OSError as error:
-        raise ConnectError(f"flight records cannot be read: {error}") from error
+        raise ConnectError(
+            f"flight records of {folder} cannot be read: {error.strerror}{_known_runs(folder)}"
+        ) from error
     lives = False
     for path in files[: limits.RECORD_FILES_MAX]:
         try:
@@ -486,8 +492,23 @@ def read_records(folder: Path) -> RunRecords:
         else:
             lives = lives or (not found.ended_at and is_running(found.head))
     if not flights:
-        raise ConnectError(f"there is no flight record in {folder}")
+        bad = f": {len(unreadable)} file{'s' * (len(unreadable) > 1)} cannot be read as one" * bool(unreadable)
+        raise ConnectError(f"there is no flight record in {folder}{bad}{_known_runs(folder)}")
     return RunRecords(folder, flights, unreadable, lives)
+
+
+def _known_runs(wanted: Path | int) -> str:
+    """Return the end of an error on a run that was not found: the one that is meant, or the newest ones."""
+    try:
+        known = recorded_runs()
+    except ConnectError:
+        return ""
+    names = {str(one.path) if isinstance(wanted, Path) else str(one.pid): one for one in known}
+    meant = get_close_matches(str(wanted), names, n=1, cutoff=0.8 if isinstance(wanted, Path) else 0.6)
+    if meant:
+        return f"; did you mean {meant[0]}?"
+    newest = ", ".join(str(one.pid) for one in known[:_RUNS_SHOWN])
+    return f"; the newest runs that have records: {newest}" if known else "; no run has left records on this machine"
 
 
 def read_record(path: str | Path) -> flight.Flight:
@@ -529,5 +550,9 @@ def find_records(where: str = "", pid: int | None = None) -> RunRecords:
         if pid not in (None, folder.pid) or (pid is None and is_alive_run(folder)):
             continue
         return read_records(folder.path)
-    whose = "no failed run" if pid is None else f"no run of process {pid}"
-    raise ConnectError(f"{whose} has left flight records on this machine; a run that ends well removes its own")
+    if pid is None:
+        raise ConnectError(
+            "no failed run has left flight records on this machine; a run that ends well removes its own"
+        )
+    text = f"no run of process {pid} has left flight records on this machine; a run that ends well removes its own"
+    raise ConnectError(f"{text}{_known_runs(pid)}")

@@ -411,8 +411,11 @@ def last_words(tail: str) -> str:
         return ""
     at = next((index for index in reversed(range(len(lines))) if lines[index].startswith(_HEAD)), None)
     if at is not None:
-        frames = list(_user_frames(_stack_after(lines[at:])))[:FRAMES_MAX]
-        return "; ".join([lines[at], *frames])
+        frames = list(_user_frames(_stack_after(lines[at:])))
+        shown, own = frames[:FRAMES_MAX], program_frame(frames, package_of_line)
+        if own is not None and own not in shown:
+            shown[-1] = own
+        return "; ".join([lines[at], *shown])
     said = [line for line in lines if line.strip() and _path(line) is None and not line.startswith(_MODULES)]
     return (said or lines)[-1]
 

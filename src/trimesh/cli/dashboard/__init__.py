@@ -20,6 +20,7 @@ import trio
 from cyclopts import Parameter
 
 from trimesh import limits
+from trimesh.cli.members import seconds_of
 
 
 def dashboard(
@@ -61,7 +62,7 @@ def dashboard(
         sys.stdout.flush()
 
     try:
-        every = max(every, limits.TOP_SECONDS_MIN)
+        every = max(seconds_of("--every", every), limits.TOP_SECONDS_MIN)
         server = PageServer(
             source, port=port, prefix=checked_prefix(prefix), hosts=allow_host, every=every, on_used=say
         )
