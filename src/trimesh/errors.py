@@ -44,7 +44,7 @@ class MeshError(TrimeshError, DeviceMeshError):
     """Something on another process or host failed."""
 
     def _repr_html_(self) -> str:
-        """Return a table of one row for notebooks: where it came from, and what it says."""
+        """Return a table of one row for notebooks: its place and its text."""
         return _failures_table([self], "")
 
 
@@ -380,7 +380,7 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         return f"{self.message}: {first_failure(self.failures)}"
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: where each failure came from, and what it says."""
+        """Return a table for notebooks: places and text of each failure, equal ones of several members in one row."""
         return _failures_table(list(leaves(self)), self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -439,7 +439,7 @@ def _note_once(error: Exception, note: str) -> None:
     add_note(error, note)
 
 
-def _places(errors: Sequence[Exception]) -> str:
+def _places(errors: Sequence[BaseException]) -> str:
     """Return the places of failures; those in one row of one dimension as a range: `trainers[gpus=1..7]`."""
     named = [where for error in errors if (where := origin(error)) is not None and where.point is not None]
     first = named[0]
@@ -660,10 +660,25 @@ def coords(error: BaseException) -> list[Point]:
 def _failures_table(failures: Sequence[BaseException], caption: str) -> str:
     from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
 
-    return table(("mesh", "point", "process", "error"), map(_cells_of, failures), len(failures), caption)
+    sets: dict[object, list[BaseException]] = {}
+    for failure in failures:
+        sets.setdefault(_key(failure) if isinstance(failure, Exception) else id(failure), []).append(failure)
+    return table(("where", "process", "error"), map(_cells_of, sets.values()), len(sets), caption)
 
 
-def _cells_of(failure: BaseException) -> tuple[object, ...]:
-    where = origin(failure) or Origin(None, "")
-    point = "" if where.point is None else ", ".join(f"{dim}={index}" for dim, index in where.point.items())
-    return where.mesh, point, "" if where.pid is None else where.pid, f"{type(failure).__name__}: {failure}"
+def error_in_words(error: BaseException) -> str:
+    """Return type and text of an error as a cell of a table of HTML."""
+    from trimesh.html_table import ErrorCell  # noqa: PLC0415 - only notebooks ask
+
+    text = text_of(error)
+    return ErrorCell(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _cells_of(equal: Sequence[BaseException]) -> tuple[object, ...]:
+    """Return the cells of one failure, or of equal ones of several members."""
+    where = origin(equal[0])
+    if where is None:
+        return "", "", error_in_words(equal[0])
+    places = place_name(where.mesh, None) if where.point is None else _places(equal)
+    process = f"{len(equal)} processes" if len(equal) > 1 else "" if where.pid is None else f"pid {where.pid}"
+    return places, process, error_in_words(equal[0])

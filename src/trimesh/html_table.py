@@ -12,6 +12,15 @@ ROWS_MAX: Final = 64
 CELL_CHARS_MAX: Final = 200
 """Maximum characters of a cell, a result or an error; the rest is cut off."""
 
+_LEFT: Final = ' style="text-align:left"'
+"""Jupyter aligns cells to the right, in which texts of several lengths are hard to read."""
+
+
+class ErrorCell(str):
+    """Text of a cell that shows an error: it gets a sign in front."""
+
+    __slots__ = ()
+
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], count: int, caption: str = "") -> str:
     """Return a table.
@@ -23,13 +32,18 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]], count: int, 
         caption: Text above the table.
     """
     columns = list(head)
-    title = f"<caption>{_escaped(caption)}</caption>" if caption else ""
-    names = "".join(f"<th>{_escaped(name)}</th>" for name in columns)
-    shown = ["".join(f"<td>{_escaped(cell)}</td>" for cell in row) for row in islice(rows, ROWS_MAX)]
+    title = f"<caption{_LEFT}>{_escaped(caption)}</caption>" if caption else ""
+    names = "".join(f"<th{_LEFT}>{_escaped(name)}</th>" for name in columns)
+    shown = ["".join(f"<td{_LEFT}>{_cell(cell)}</td>" for cell in row) for row in islice(rows, ROWS_MAX)]
     if count > len(shown):
-        shown.append(f'<td colspan="{len(columns)}">... {count - len(shown)} more</td>')
+        shown.append(f'<td colspan="{len(columns)}"{_LEFT}>... {count - len(shown)} more</td>')
     body = "".join(f"<tr>{row}</tr>" for row in shown)
     return f"<table>{title}<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(cell: object) -> str:
+    sign = '<b style="color:#e0405a">✗</b> ' if isinstance(cell, ErrorCell) else ""
+    return sign + _escaped(cell)
 
 
 def _escaped(cell: object) -> str:

@@ -156,7 +156,7 @@ async def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 
 async def test_lost_host_is_said_by_the_call() -> None:
-    """H15, H4: one `HostLost`; the job goes on with the other hosts."""
+    """H15, H4, Q20: one `HostLost`; the job goes on with the other hosts, and the drawing of a notebook shows it."""
     seen = Seen(enough=2)
     with trio.fail_after(HANG_SECONDS):
         async with jobs.LocalJob(2) as hosts:
@@ -169,6 +169,7 @@ async def test_lost_host_is_said_by_the_call() -> None:
             (lost,) = leaves(caught.value)
             assert isinstance(lost, HostLost)
             assert (lost.reason, lost.point and dict(lost.point)) == ("agent exit", {"hosts": 1})
+            assert f"hosts[hosts=1]: lost on {hosts.names[1]}" in hosts._repr_html_()
             assert list(await hosts.slice(hosts=slice(0, 1)).run(["true"])) == [0]
 
 

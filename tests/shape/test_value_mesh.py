@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimesh import Outcome
 from trimesh.errors import ShapeError
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
@@ -165,12 +167,40 @@ def test_value_mesh_is_flattened_and_tabled():
 def test_value_mesh_is_a_table_in_notebooks():
     values = ValueMesh(Region({"gpus": 2}), ["<b>", "x" * 300])
 
-    shown = values._repr_html_()
-
-    assert shown.startswith("<table><thead><tr><th>gpus</th><th>value</th></tr></thead>")
-    assert "<tr><td>0</td><td>&#x27;&lt;b&gt;&#x27;</td></tr>" in shown
-    assert f"{'x' * 199} ...</td></tr></tbody></table>" in shown
+    assert rows_of(values) == [["gpus", "value"], ["0", "'<b>'"], ["1", f"'{'x' * 199} ..."]]
 
 
 def test_table_of_many_values_says_how_many_it_leaves_out():
-    assert '<tr><td colspan="2">... 36 more</td></tr>' in ranks(Region({"gpus": 100}))._repr_html_()
+    assert rows_of(ranks(Region({"gpus": 100})))[-1] == ["... 36 more"]
+
+
+def test_table_has_errors_in_words():
+    outcomes = ValueMesh(Region({"gpus": 3}), [Outcome(value=3), Outcome(error=ValueError("<odd>")), KeyError("k")])
+
+    assert rows_of(outcomes) == [
+        ["1 value, 2 errors"],
+        ["gpus", "value"],
+        ["0", "3"],
+        ["1", "✗ ValueError: <odd>"],
+        ["2", "✗ KeyError: 'k'"],
+    ]
+
+
+def test_table_that_is_cut_has_errors_first():
+    values: list[object] = [*range(99), OSError("last")]
+
+    found = rows_of(ValueMesh(Region({"gpus": 100}), values))
+
+    assert found[0] == ["99 values, 1 error"]
+    assert found[2:4] == [["99", "✗ OSError: last"], ["0", "0"]]
+    assert found[-1] == ["... 36 more"]
+
+
+def rows_of(values: ValueMesh[object]) -> list[list[str]]:
+    """Return the texts of a table: its caption, then each row."""
+    table = ElementTree.fromstring(values._repr_html_())
+    return [
+        ["".join(cell.itertext()) for cell in (row if len(row) and row.tag == "tr" else [row])]
+        for row in table.iter()
+        if row.tag in ("caption", "tr")
+    ]

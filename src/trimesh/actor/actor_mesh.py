@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
@@ -81,6 +82,9 @@ class ActorMesh(Shaped):
 
     def _region(self) -> Region:
         return self._view.region
+
+    def _states(self) -> Sequence[str]:
+        return self._view.states()
 
     def _seen(self, region: Region) -> Self:
         return type(self)(self._view.seen(region), self._cls)

@@ -39,7 +39,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ProtocolError
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
-from trimesh.shape.value_mesh import ValueMesh
+from trimesh.shape.value_mesh import ValueMesh, drawing_of
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import JobHosts, OwnedHost, ShownHosts
@@ -613,6 +613,16 @@ class HostMesh:
         if self._hosts is not None:
             return f"<hosts {', '.join(self.names)}>"
         return "<this host>" if self._owned is None else "<this host, warm>"
+
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: the hosts, and which of them are lost."""
+        region = Region(Extent()) if self._hosts is None else self._hosts.region
+        lost = self._hosts.lost if isinstance(self._hosts, life.JobHosts) else frozenset[int]()
+        texts = [
+            f"{'lost' if rank in lost else 'live'} on {name}"
+            for rank, name in zip(region.ranks(), self.names, strict=True)
+        ]
+        return drawing_of("this host" if self._hosts is None else f"hosts{dict(self.extent)}", "hosts", region, texts)
 
 
 class _HostsReference(HostMesh):

@@ -37,7 +37,7 @@ from trimesh.actor.spawning import (
     checked_name,
     handle_on,
 )
-from trimesh.actor.view import statistics_of_procs
+from trimesh.actor.view import states_of, statistics_of_procs
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ShapeError
 from trimesh.events import OnFailure
@@ -627,6 +627,12 @@ class ProcMesh(MakesTensors, RunsFunctions, Shaped):
 
     def _region(self) -> Region:
         return self._shown
+
+    def _states(self) -> Sequence[str]:
+        members = None if self._owned is None or self._is_reference else self._owned.members
+        if members is None or find_proc_anywhere() is None:
+            return super()._states()
+        return states_of(self.statistics(), [members.is_restarting(rank) for rank in self._shown.ranks()])
 
     def _seen(self, region: Region) -> Self:
         return type(self)(self._owned, region, is_reference=self._is_reference, policy=self._policy)

@@ -398,3 +398,10 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True):
         if self.error is not None:
             raise self.error
         return self.value  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"Outcome(value={self.value!r})" if self.error is None else f"Outcome(error={self.error!r})"
+
+    def _notebook_cell_(self) -> T | Exception | None:
+        """Return what a table of a notebook shows of it."""
+        return self.value if self.error is None else self.error

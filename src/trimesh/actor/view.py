@@ -210,6 +210,14 @@ class MeshView:
         proc, ranks = find_proc(), self.ranks
         return proc is not None and len(self.membership(proc).living(ranks)) == len(ranks)
 
+    def states(self) -> Sequence[str]:
+        """Return the state of each member as far as it is known here; see `states_of`."""
+        proc = find_proc_anywhere()
+        if proc is None:
+            return ["ended"] * len(self.ranks)
+        membership = self.membership(proc)
+        return states_of(in_trio_now(self.statistics)(), [membership.is_restarting([rank]) for rank in self.ranks])
+
     def statistics(self) -> MeshStatistics:
         """Return counts of the members in the region, as far as this process knows them.
 
@@ -277,3 +285,13 @@ def statistics_of_procs(name: str, owned: OwnedProcs | None, shown: Region) -> M
             for one in [members.members[rank]]
         ]
     return statistics_of(proc, name, AGENT, seen)
+
+
+def states_of(statistics: MeshStatistics, is_restarting: Sequence[bool]) -> Sequence[str]:
+    """Return the state of each member, for people: "live", "stalled for 3 s", "restarting" or "ended"."""
+    return [
+        (f"stalled for {one.stalled_seconds:.0f} s" if one.stalled_seconds else "live")
+        if one.is_alive
+        else ("restarting" if restarts else "ended")
+        for one, restarts in zip(statistics.members, is_restarting, strict=True)
+    ]

@@ -286,6 +286,10 @@ class HostMesh(_Opened[host_mesh.HostMesh]):
     def __len__(self) -> int:
         return len(self._inner)
 
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks; see `trimesh.HostMesh`."""
+        return self._inner._repr_html_()
+
     def __getitem__(self, name: str) -> HostMesh:
         """Return the hosts that the job names so; see `trimesh.HostMesh.__getitem__`."""
         return self._seen(self._inner[name])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 import attrs
 import msgspec
 
-from trimesh.errors import ShapeError, place_name
+from trimesh.errors import ShapeError, error_in_words, place_name
 from trimesh.plain_numbers import whole_number
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
@@ -163,11 +163,23 @@ class ValueMesh(Generic[T_co]):
         return f"ValueMesh({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: the coordinates and the value of each member."""
-        from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
+        """Return a table for notebooks: coordinates and value of each member; where rows are left out, errors first."""
+        from trimesh.html_table import ROWS_MAX, ErrorCell, table  # noqa: PLC0415 - only notebooks ask
 
-        rows = ((*point.values(), repr(value)) for point, value in self.items())
-        return table((*self.extent, "value"), rows, len(self._values))
+        rows = [(*point.values(), _cell_of(value)) for point, value in self.items()]
+        failed = sum(isinstance(row[-1], ErrorCell) for row in rows)
+        if len(rows) > ROWS_MAX:
+            rows.sort(key=lambda row: not isinstance(row[-1], ErrorCell))
+        values = len(rows) - failed
+        caption = f"{values} value{'s' * (values != 1)}, {failed} error{'s' * (failed != 1)}" if failed else ""
+        return table((*self.extent, "value"), rows, len(rows), caption)
+
+
+def _cell_of(value: object) -> str:
+    """Return a value as a cell of a table: an error, or one inside of an `Outcome`, in words."""
+    if hasattr(type(value), "_notebook_cell_"):
+        value = cast("Any", value)._notebook_cell_()
+    return error_in_words(value) if isinstance(value, BaseException) else repr(value)
 
 
 # ---- base of mesh handles: their shape, and views of a part of them --------------------------------------------------
@@ -243,15 +255,39 @@ class Shaped(ABC):
         """
         return self._seen(self._region().exclude(points))
 
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: each member, and whether it is known to have ended."""
-        from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the mesh."""
 
-        region = self._region()
+    def _states(self) -> Sequence[str]:
+        """Return what this process knows of each member: "live", "stalled for 3 s", "restarting" or "ended"."""
         live = frozenset(self.alive()._region().ranks())  # noqa: SLF001 - of its own class
-        states = ("live" if rank in live else "ended" for rank in region.ranks())
-        rows = ((*point.values(), state) for point, state in zip(region.points(), states, strict=True))
-        return table((*region.extent, "state"), rows, len(region), repr(self))
+        return ["live" if rank in live else "ended" for rank in self._region().ranks()]
+
+    def _repr_html_(self) -> str:
+        """Return a drawing for notebooks: the members by their coordinates, in the colours of their states."""
+        return drawing_of(repr(self).strip("<>"), self.name, self._region(), self._states())
+
+
+def drawing_of(caption: str, name: str, region: Region, texts: Sequence[str]) -> str:
+    """Return a drawing of a view, as HTML.
+
+    Args:
+        caption: Text above it.
+        name: Name of the mesh.
+        region: The view.
+        texts: State of each member in view order: a word of `trimesh.mesh_drawing`, and more for a pointer.
+    """
+    from trimesh.mesh_drawing import mesh_card  # noqa: PLC0415 - only notebooks draw
+
+    text_of = dict(zip(region.ranks(), texts, strict=True))
+    states = [text_of.get(rank, "").partition(" ")[0] for rank in region.table]
+    titles = [
+        f"{place_name(name, region.base.point(rank))}: {text_of[rank]}" if rank in text_of else ""
+        for rank in region.table
+    ]
+    return mesh_card(caption, region.extent, states, titles)
 
 
 # ---- output of commands on hosts -------------------------------------------------------------------------------------

@@ -128,6 +128,11 @@ class JobHosts(ShownHosts, frozen=True):
     def all_names(self) -> Sequence[str]:
         return self.group.names
 
+    @property
+    def lost(self) -> frozenset[int]:
+        """Ranks of hosts that are lost and have not been replaced."""
+        return frozenset(rank for rank, place in enumerate(self.group.hosts) if place.host.loss is not None)
+
     def info(self, owned: OwnedHost) -> HostsInfo:
         """Return their description for other processes."""
         proc = owned.proc

@@ -186,6 +186,10 @@ class ProcMembers:
         """Return whether the member of a rank serves, as far as this process knows."""
         return rank not in self._down and rank not in self.absent and self.members[rank].is_alive
 
+    def is_restarting(self, rank: int) -> bool:
+        """Return whether calls and spawns wait for the member of a rank."""
+        return rank in self._down
+
     def agents(self, ranks: Sequence[int]) -> list[Target]:
         """Return the agents of the members of some ranks as targets of a call."""
         return [Target(self.members[rank].peer, AGENT) for rank in ranks]
