@@ -15,6 +15,8 @@ A remote exception arrives as the original type; its coordinates are kept beside
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -266,7 +268,7 @@ class RemoteTraceback(Exception):
         super().__init__(text)
         self.text = text
         lines = (line for line in traceback_frames(text) if line and line != TRACEBACK_HEAD)
-        shown = "\n".join(lines)
+        shown = _with_cells("\n".join(lines))
         self.__notes__ = [shown] if shown else []
 
     def __str__(self) -> str:
@@ -274,6 +276,23 @@ class RemoteTraceback(Exception):
 
 
 TRACEBACK_HEAD = "Traceback (most recent call last):"
+
+
+_FRAME = re.compile(r'File "([^"\n]+)"(?=, line \d)')
+
+
+def _with_cells(text: str) -> str:
+    """Return a traceback in which cells of a notebook are named as IPython names them: `Cell In[3], line 7`."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()  # None outside of a notebook, or of a shell
+    if shell is None:
+        return text
+    name_of = shell.compile.format_code_name  # ("Cell", "In[3]"); None for a file
+
+    def named(found: re.Match[str]) -> str:
+        return " ".join(name_of(found[1]) or (found[0],))
+
+    return _FRAME.sub(named, text)
 
 
 def traceback_frames(text: str) -> list[str]:
