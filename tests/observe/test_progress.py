@@ -20,7 +20,7 @@ from tests.patience import HANG_SECONDS
 import trimesh
 from trimesh import configured, limits
 from trimesh._runtime.watch import progress_view
-from trimesh._runtime.watch.progress_view import showing
+from trimesh._runtime.watch.progress_view import ShownProgress, showing
 from trimesh.actor.item_map import RankCalls
 
 PROGRAM = """
@@ -73,9 +73,25 @@ async def test_log_has_a_line_now_and_then_where_it_is_asked_for(
     assert capsys.readouterr().err.splitlines() == [
         "counting: 0 of 8, 2 s",
         "counting: 0 of 8, 12 s",
-        "counting: 4 of 8, 22 s",
-        "counting: 4 of 8, 30 s, ended",
+        "counting: 4 of 8, 22 s, 0.182/s, about 22 s left",
+        "counting: 4 of 8, 30 s, 0.131/s, ended",
     ]
+
+
+async def test_rate_and_time_left_are_those_of_the_step(autojump_clock: trio.testing.MockClock) -> None:
+    """Q9: of what is counted, from where it is counted; hours are not told in seconds."""
+    found = ShownProgress("copying", 10_000)
+    await trio.sleep(100)
+    assert found.text == "copying: 0 of 10000, 1 min 40 s"
+    found.done = 100
+    assert found.text == "copying: 100 of 10000, 1 min 40 s, 1/s, about 2 h 45 min left"
+    found.done = 10_000
+    assert found.text == "copying: 10000 of 10000, 1 min 40 s, 100/s"
+    found.begin("waiting")
+    assert found.text == "waiting: 1 min 40 s"
+    await trio.sleep(10)
+    found.done = 5
+    assert found.text == "waiting: 5, 1 min 50 s, 0.5/s"
 
 
 async def test_what_is_done_within_two_seconds_shows_nothing(

@@ -33,28 +33,45 @@ class ShownProgress:
         total: Number of steps; 0 when it is not known.
         done: Number of finished steps.
         began: Start, by Trio's clock.
+        counted_from: Start of the step that `done` counts.
     """
 
-    __slots__ = ("began", "done", "title", "total", "view")
+    __slots__ = ("began", "counted_from", "done", "title", "total", "view")
 
     def __init__(self, title: str, total: int) -> None:
         self.title = title
         self.total = total
         self.done = 0
-        self.began = trio.current_time()
+        self.began = self.counted_from = trio.current_time()
         self.view: View | None = None
 
     def begin(self, title: str) -> None:
         """Continue with a step of unknown length."""
         self.title, self.done, self.total = title, 0, 0
+        self.counted_from = trio.current_time()
 
     @property
     def text(self) -> str:
-        """One line for the user."""
-        seconds = int(trio.current_time() - self.began)
-        if self.total:
-            return f"{self.title}: {self.done} of {self.total}, {seconds} s"
-        return f"{self.title}: {f'{self.done}, ' if self.done else ''}{seconds} s"
+        """One line for the user: what is done, since when, how fast, and about how long the rest takes."""
+        if not self.total or not 0 < self.done < self.total:
+            return self.so_far
+        counted = trio.current_time() - self.counted_from
+        return f"{self.so_far}, about {_duration((self.total - self.done) * counted / self.done)} left"
+
+    @property
+    def so_far(self) -> str:
+        """The same without the rest."""
+        now = trio.current_time()
+        done = f"{self.done} of {self.total}, " if self.total else f"{self.done}, " * bool(self.done)
+        counted = now - self.counted_from
+        rate = f", {self.done / counted:.3g}/s" if self.done and counted > 0 else ""
+        return f"{self.title}: {done}{_duration(now - self.began)}{rate}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads as it is meant
@@ -174,7 +191,7 @@ class LogView:
         _write(f"{progress.text}\n")
 
     def close(self, progress: ShownProgress) -> None:
-        _write(f"{progress.text}, ended\n")
+        _write(f"{progress.so_far}, ended\n")
 
 
 class RichView:
@@ -207,7 +224,7 @@ class RichView:
 
 
 class CellView:
-    """A line of HTML below the cell that runs."""
+    """A line of HTML below the cell that runs, with a bar where the number of steps is known."""
 
     pause = limits.PROGRESS_DRAW_SECONDS
 
@@ -221,7 +238,8 @@ class CellView:
     def draw(self, progress: ShownProgress) -> None:
         import html  # noqa: PLC0415 - only in notebooks, and it is two modules
 
-        self._show(f"<small>{html.escape(progress.text)}</small>")
+        bar = f'<progress value="{progress.done}" max="{progress.total}"></progress> ' if progress.total else ""
+        self._show(f"{bar}<small>{html.escape(progress.text)}</small>")
 
     def close(self, progress: ShownProgress) -> None:
         self._show("")
