@@ -144,10 +144,10 @@ def test_slow_rank_and_rank_that_has_left() -> None:
     late = tuple(msgspec.structs.replace(call(rank, age=30.0), id=f"0.1@{rank}", called=8) for rank in range(8))
 
     slow = run_of(*(proc(rank) for rank in range(8)), calls=late[3:4])
-    assert shown(slow).startswith("a run: workers.step has ended on 7 of 8 members, but not on workers[gpus=3]; see: ")
+    assert shown(slow).startswith("a run: workers.step has ended on 7 of 8 members, but not on workers[gpus=3], for ")
     assert "running, slow?" in line_of("─ procs[gpus=3]", shown(slow))
     left = run_of(*(proc(rank) for rank in range(8)), calls=late[:3] + late[4:])
-    assert shown(left).startswith("a run: workers[gpus=3] is not in workers.step, in which 7 others are; see: ")
+    assert shown(left).startswith("a run: workers[gpus=3] is not in workers.step, in which 7 others are, for 30.0 s; ")
     assert "running, left?" in line_of("─ procs[gpus=3]", shown(left))
     assert is_wrong(slow)
     assert is_wrong(left)

@@ -358,7 +358,7 @@ def cancel(call: str, /, *, pid: Pid = None) -> int:
         if not found:
             ids = short_ids(calls)
             meant = nearest(call, ids.values())
-            text = f"no call under way has the id {one_line(call)}{meant}\ntrimesh calls --all shows the ids"
+            text = f"no call under way has the id {one_line(call)}{meant}; trimesh calls --all shows the ids"
             raise ArgumentRefused(text, ABSENT)
         if len(found) > 1 and call not in found:
             raise ArgumentRefused(f"several calls have the id {one_line(call)}: write one of {', '.join(found)}")

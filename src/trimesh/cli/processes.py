@@ -150,6 +150,8 @@ class RunDiagnosis:
 
 def _headline(one: Problem) -> tuple[str, str]:
     """Return the title of a problem, that of a death with how it came, and the rest of what is known."""
+    if one.text.startswith("for "):
+        return f"{one.title}, {one.text}", ""
     start = f"ProcDied: {one.names[0]} " if one.names else ""
     if one.kind != "failure" or one.count > 1 or not start or not one.text.startswith(start):
         return one.title, one.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePath
@@ -177,6 +178,12 @@ def short_place(at: str) -> str:
 
 _SHOWN: Final = 50
 _ID_CHARS: Final = 4
+_ID_CHARS_MAX: Final = 16
+"""Shown characters of each process in the id of a call: as few as tell the calls apart, up to all."""
+
+_SHAPE_ROUNDS: Final = 16
+"""Calls are told apart by what they wait for over so many steps: longer chains that begin alike are shown as one."""
+
 _SAME_EVENTS: Final = 4
 """Newest lines among which an event with the same text is looked for: those of one death come together."""
 _HEADS: Final = ("call", "like it", "state", "age", "left", "from", "at", "id")
@@ -228,16 +235,16 @@ def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
 
 def short_ids(calls: Sequence[CallRow]) -> dict[str, str]:
     """Return, by id, the shortest id that names each call: `7e9d.2@4527` for `7e9dd0d6ad8f9566.2@45275b75a74cf881`."""
-    parts = {call.id: _ID.fullmatch(call.id) for call in calls}
-    found = dict[str, str]()
-    for call_id, match in parts.items():
-        found[call_id] = one_line(call_id)
-        if match is not None:
-            for chars in range(_ID_CHARS, 16):
-                short = f"{match['caller'][:chars]}.{match['number']}@{match['proc'][:chars]}"
-                if sum(is_id(short, other) for other in parts) == 1:
-                    found[call_id] = short
-                    break
+    found = {call.id: one_line(call.id) for call in calls}
+    open_ids = {call.id: match for call in calls if (match := _ID.fullmatch(call.id)) is not None}
+    for chars in range(_ID_CHARS, _ID_CHARS_MAX):
+        short = {
+            call_id: f"{match['caller'][:chars]}.{match['number']}@{match['proc'][:chars]}"
+            for call_id, match in open_ids.items()
+        }
+        counts = Counter(short.values())
+        found.update((call_id, text) for call_id, text in short.items() if counts[text] == 1)
+        open_ids = {call_id: match for call_id, match in open_ids.items() if counts[short[call_id]] > 1}
     return found
 
 
@@ -292,15 +299,16 @@ def _root_cause(graph: WaitGraph, alike: Sequence[Culprit], states: Mapping[str,
 def _wait_rows(graph: WaitGraph) -> Iterator[tuple[str, ...]]:
     """Yield a row for each call that waits, with those that it waits for below it; those that wait alike are one."""
     shapes = _shapes(graph)
-    roots = [call.id for call in graph.roots() if call.id in graph.waits_for]
+    tops = {call.id for call in graph.roots()}
+    groups = dict[tuple[bool, int], list[str]]()
+    for call_id in graph.waits_for:
+        groups.setdefault((call_id not in tops, shapes[call_id]), []).append(call_id)
     shown, told = set[str](), set[int]()
-    for start in [*roots, *graph.waits_for]:
-        if start in shown or shapes[start] in told:
+    for (is_inner, shape), group in sorted(groups.items(), key=lambda one: one[0][0]):
+        if is_inner and shape in told:  # an inner one starts only a cycle that no other call waits for
             continue
-        told.add(shapes[start])
-        is_root = start in set(roots)
-        alike = [one for one in (roots if is_root else [start]) if shapes[one] == shapes[start]]
-        todo = [(0, start, len(alike))]
+        start, number = group[0], 1 if is_inner else len(group)
+        todo = [(0, start, number)]
         while todo:
             depth, call_id, count = todo.pop()
             before = "" if not depth else f"{'   ' * (depth - 1)}└─ waits for "
@@ -308,6 +316,7 @@ def _wait_rows(graph: WaitGraph) -> Iterator[tuple[str, ...]]:
             yield (*row[:-1], f"{row[-1]}  (see above)".strip()) if call_id in shown else row
             if call_id not in shown:
                 shown.add(call_id)
+                told.add(shapes[call_id])
                 below = dict[int, list[str]]()
                 for other in graph.waits_for.get(call_id, ()):
                     below.setdefault(shapes[other], []).append(other)
@@ -319,21 +328,20 @@ def _shapes(graph: WaitGraph) -> dict[str, int]:
 
     Calls begin with what they are, and are told apart by what they wait for until that tells no more apart.
     """
-    shapes = dict[str, int]()
-    known = dict[object, int]()
+    shapes, known = dict[str, int](), dict[object, int]()
     for call_id, call in graph.calls.items():
         caller = call.caller.partition("[")[0]
         key: object = (call.mesh, call.endpoint, call.state, caller, call.at)
         shapes[call_id] = known.setdefault(key, len(known))
-    count = 0
-    while count != len(set(shapes.values())):
-        count = len(set(shapes.values()))
-        known = {}
+    for _ in range(_SHAPE_ROUNDS):
+        before, known = len(set(shapes.values())), dict[object, int]()
         after = dict[str, int]()
         for call_id, shape in shapes.items():
             others = frozenset(shapes[other] for other in graph.waits_for.get(call_id, ()))
             after[call_id] = known.setdefault((shape, others), len(known))
         shapes = after
+        if len(known) == before:
+            break
     return shapes
 
 
@@ -343,8 +351,8 @@ def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
         few = ", ".join(clean(name) for name in stack.members[:4])
         rest = f" and {len(stack.members) - 4} more" * (len(stack.members) > 4)
         yield f"{clean(stack.what)} x{len(stack.members)}: {few}{rest}"
-        for line in stack.lines:
-            yield f"    {one_line(line)}"
+        shown = shown_frames(reversed(stack.lines), package_of_line, is_inside=True)[::-1]
+        yield from (f"    {one_line(line)}" for line in shown or stack.lines)
 
 
 def clock(at: float) -> str:

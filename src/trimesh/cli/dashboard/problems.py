@@ -4,7 +4,8 @@ PQ-1 Failures come first, oldest first: later ones may be follow-on failures. Fa
      last, and are left out after `limits.PAGE_RESOLVED_SECONDS`.
 PQ-2 Members with the same problem share one line. The death of a process is one problem, with its actors in `parts`.
 PQ-3 A merely unusual state (memory, a single rank that has not left a call) is marked: `is_sure` is False.
-PQ-4 A process that does not run is one problem: that a call has not ended there only follows from it.
+PQ-4 A process that does not run is one problem: that a call has not ended there only follows from it. If all that are
+     in a call do not run, as in a collective, they follow from the few that left it, which come before them.
 PQ-5 The strip has one line for each and at most a fifth of the window. Details open beside the tab; folded, the number
      of problems stays.
 PQ-6 A member that keeps dying is one failure, although each time it was restarted.
@@ -106,13 +107,15 @@ def problems(seen: RunSnapshot, cause: Cause | None = None, *, names_max: int = 
     found += [one for one in failures if one.kind == "failure"]
     found += _deadlocks(graph, seen.taken_at)
     failed = {event.name for event in seen.failures}
+    idle = {call.name for call in seen.calls if call.proc in {proc.id for proc in seen.procs if proc.state not in FINE}}
+    odd = list(_odd(seen, idle))
+    found += [one for one in odd if one.kind == "absent" and one.is_sure]  # the cause of those that do not run
     found += _hosts(seen)
     found += _procs(seen, [proc for proc in seen.procs if proc.state != "dead" or proc.name not in failed])
     found += _full(seen)
     found += _pinned(seen)
-    idle = {call.name for call in seen.calls if call.proc in {proc.id for proc in seen.procs if proc.state not in FINE}}
-    for one in (*_waited_for(graph, seen.taken_at), *_odd(seen)):
-        if not idle.issuperset(one.names) or one.kind == "absent":  # PQ-4
+    for one in (*_waited_for(graph, seen.taken_at), *odd):
+        if not idle.issuperset(one.names) or (one.kind == "absent" and not one.is_sure):  # PQ-4
             found.append(one)
     found += _grown(seen.procs)
     found += _unread(seen)
@@ -331,8 +334,13 @@ def _unread(seen: RunSnapshot) -> Iterator[Problem]:
         )
 
 
-def _odd(seen: RunSnapshot) -> Iterator[Problem]:
-    """Yield, for long calls to many members, the few members that are still in it, or the few that are not."""
+def _odd(seen: RunSnapshot, idle: set[str]) -> Iterator[Problem]:
+    """Yield, for long calls to many members, the few members that are still in it, or the few that are not.
+
+    Args:
+        seen: The run.
+        idle: Members whose processes do not run: if all that are in a call are, they wait for those that are not in it.
+    """
     members = defaultdict[str, set[str]](set)
     for actor in seen.actors:
         members[actor.mesh].add(actor.name)
@@ -354,7 +362,8 @@ def _odd(seen: RunSnapshot) -> Iterator[Problem]:
             who = some(left) if left else f"{others} of {others + len(names)} members"
             title = f"{who} is not in {what}, in which {len(names)} others are"
             names, when = tuple(left), seen.taken_at - oldest.age
-            yield Problem(kind="absent", title=title, text=text, names=names, when=when, is_sure=False)
+            is_sure = idle.issuperset(call.name for call in calls)
+            yield Problem(kind="absent", title=title, text=text, names=names, when=when, is_sure=is_sure)
         elif others > 1 and len(names) <= few:
             title = f"{what} has ended on {others} of {others + len(names)} members, but not on {some(names)}"
             yield Problem(
