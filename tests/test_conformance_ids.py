@@ -48,6 +48,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q18": (frozenset({REAL}), "a command of a shell"),
     "Q19": (frozenset({REAL}), "commands of a shell"),
     "Q20": (frozenset({REAL}), "a notebook is a program of its own"),
+    "Q21": (frozenset({REAL}), "the same"),
     "Q9": (frozenset({REAL}), "simulations show nothing"),
     "S1": (frozenset({SIM}), "it is about simulation"),
     "Y21": (frozenset({SIM}), "about time, which is virtual there"),

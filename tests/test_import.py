@@ -41,7 +41,7 @@ def test_import_stays_within_its_budget_of_modules(imported: dict[str, list[str]
     assert len(imported["modules"]) <= ALL_MODULES_MAX
 
 
-@pytest.mark.parametrize("heavy", ["torch", "numpy", "trimesh._native", "_cffi_backend"])
+@pytest.mark.parametrize("heavy", ["IPython", "marimo", "torch", "numpy", "trimesh._native", "_cffi_backend"])
 def test_import_loads_no_heavy_module(imported: dict[str, list[str]], heavy: str) -> None:
     assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
 

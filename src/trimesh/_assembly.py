@@ -14,7 +14,7 @@ from trimesh._runtime.system import read_sources
 from trimesh._wire.memory import Sink
 from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh.actor.host_mesh import hosts_module
-from trimesh.actor.proc_mesh import tensor_module
+from trimesh.actor.proc_mesh import live_module, tensor_module
 from trimesh.actor.started import provide_threads
 from trimesh.config import provide
 
@@ -32,6 +32,12 @@ def _mesh_tensors() -> ModuleType:
     from trimesh.tensor.ops import on_mesh  # noqa: PLC0415
 
     return on_mesh
+
+
+def _overview_of_runs() -> ModuleType:
+    from trimesh.observe import live  # noqa: PLC0415
+
+    return live
 
 
 def _host_services() -> ModuleType:
@@ -70,6 +76,7 @@ def assemble() -> None:
     known_services[TENSORS] = _load_tensor_service
     tensor_module.load = _mesh_tensors
     hosts_module.load = _host_services
+    live_module.load = _overview_of_runs
     register_kind(ValueKind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))
     register_kind(
         ValueKind(

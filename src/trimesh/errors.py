@@ -268,7 +268,7 @@ class RemoteTraceback(Exception):
         super().__init__(text)
         self.text = text
         lines = (line for line in traceback_frames(text) if line and line != TRACEBACK_HEAD)
-        shown = _with_cells("\n".join(lines))
+        shown = with_cells("\n".join(lines))
         self.__notes__ = [shown] if shown else []
 
     def __str__(self) -> str:
@@ -281,7 +281,7 @@ TRACEBACK_HEAD = "Traceback (most recent call last):"
 _FRAME = re.compile(r'File "([^"\n]+)"(?=, line \d)')
 
 
-def _with_cells(text: str) -> str:
+def with_cells(text: str) -> str:
     """Return a traceback in which cells of a notebook are named as IPython names them: `Cell In[3], line 7`."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()  # None outside of a notebook, or of a shell

@@ -915,6 +915,18 @@ PROGRESS_DRAW_SECONDS: Final = 0.2
 """Interval of drawing a line in a terminal or a notebook: it moves, at no visible cost."""
 PROGRESS_LOG_SECONDS: Final = 10.0
 """Interval of progress lines in a log, where they were requested: each of them stays."""
+LIVE_SECONDS: Final = 1.0
+"""Interval of drawing the overview of a run in a notebook: faster than a person reads it."""
+LIVE_SHARE: Final = 0.1
+"""Greatest share of time that drawing the overview takes: the interval grows with the run."""
+LIVE_LAST_SECONDS: Final = 0.5
+"""Time for the last query of an overview, when its block is left: processes that run answer in milliseconds."""
+LIVE_POINTS: Final = 300
+"""Points of a curve of an overview, the newest: more than its pixels."""
+LIVE_CURVES: Final = 8
+"""Curves of an overview; other metrics are counted."""
+LIVE_LINES: Final = 5
+"""Lines of an overview on what is wrong, and on the newest events: it fits on a screen."""
 
 # ---- Flight records, traces, top, autopsy ----
 

@@ -128,7 +128,7 @@ def draw_mesh(extent: Mapping[str, int], states: Sequence[str], titles: Sequence
     width, height = math.ceil(right) + 1, math.ceil(bottom) + 1
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" style="max-width:100%;height:auto">'
+        f'viewBox="0 0 {width} {height}" style="display:block;max-width:100%;height:auto">'
         f"<g {_TEXT}>{''.join(texts)}</g>{drawn}</svg>"
     )
 
@@ -197,7 +197,8 @@ def _texts(grid: _Grid, side: int, left: float, top: float, *, is_first: bool) -
     """Yield the texts of a grid; labels stand at the first grid of a line only."""
     if not grid.heads:
         return
-    caption, label = grid.heads[0] if len(grid.heads) > 2 else "", grid.heads[-2]
+    *captions, label, _ = grid.heads
+    caption = captions[0] if captions else ""
     if caption:
         yield _text(left, top - 2 * _LINE - 4, caption)
     if is_first:
@@ -255,11 +256,9 @@ def _layer(state: str, wide: float, shapes: Sequence[str], lines: Sequence[str])
 
 
 def _sample(state: str) -> str:
-    lines = [_strokes(state, (1, 1), 10)]
-    cell = _layer(state, 10, [f'<path d="{_square(state, (1, 1), 10)}"/>'], lines)
-    return (
-        f'<svg width="12" height="12" viewBox="0 0 12 12" style="vertical-align:-1px" aria-hidden="true">{cell}</svg>'
-    )
+    cell = _layer(state, 10, [f'<path d="{_square(state, (1, 1), 10)}"/>'], [_strokes(state, (1, 1), 10)])
+    style = "display:inline-block;vertical-align:-1px"
+    return f'<svg width="12" height="12" viewBox="0 0 12 12" style="{style}" aria-hidden="true">{cell}</svg>'
 
 
 def _escaped(text: object) -> str:

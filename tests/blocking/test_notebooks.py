@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib.util
 import os
 import re
 import select
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -191,6 +194,68 @@ with tb.spawn_procs({"gpus": 2}, setup=wait):
 
     (shown,) = notebook.cells[0].outputs  # which was drawn at least once: the processes have waited for that
     assert (shown.output_type, shown.data["text/html"]) == ("display_data", "")
+
+
+def test_overview_is_drawn_below_its_cell(tmp_path: Path) -> None:
+    """Q21: in one output, which is replaced, while the cell waits for a call; an interrupt ends it with its cell."""
+    watching = """
+from trimesh import limits
+from trimesh.observe import overview
+limits.LIVE_SECONDS = 0
+drawn, times, draw = threading.Event(), [], overview.Overview.html
+
+def told(self, **end):
+    times.append(end)
+    if len(times) > 2: drawn.set()
+    return draw(self, **end)
+
+overview.Overview.html = told
+def strike():
+    drawn.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=strike).start()
+channel = tb.enter(trimesh.open_channel(capacity=4))
+with channel as (port, receiver), procs.live():
+    workers.slice(gpus=0).hold.call(port)
+"""
+    after = "count = len(times); workers.step.call(1).values(), len(times) == count"
+    cells = [CELLS["define"], CELLS["open"], CELLS["spawn"], watching, after, "procs.close()"]
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    asyncio.run(client_of(notebook, tmp_path, allow_errors=True).async_execute())
+
+    drawn, interrupt = notebook.cells[3].outputs
+    assert (drawn.output_type, interrupt.ename) == ("display_data", "KeyboardInterrupt")
+    titles = re.findall(r"<title>(procs.*?\]): ", drawn.data["text/html"])
+    assert sorted(titles) == ["procs[gpus=0]", "procs[gpus=1]"]
+    assert "as it was at" in drawn.data["text/html"]
+    assert notebook.cells[4].outputs[0].data["text/plain"] == "((2, 2), True)"
+
+
+MARIMO = """
+import marimo
+app = marimo.App()
+
+@app.cell
+def _():
+    import trimesh.blocking as tb
+    procs = tb.spawn_procs({"hosts": 2, "gpus": 2}).open()
+    with procs.live():
+        watched = tb.run(__import__("trimesh").observe.snapshot)
+    procs.close()
+    return
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="marimo is not installed, as for the examples")
+def test_overview_is_drawn_below_its_cell_of_marimo(tmp_path: Path) -> None:
+    """Q21: by a thread of its own, which has shown the last drawing when the block is left."""
+    (tmp_path / "notebook.py").write_text(MARIMO)
+    command = [sys.executable, "-m", "marimo", "export", "html", "notebook.py", "-o", "shown.html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = (tmp_path / "shown.html").read_text()
+    assert "as it was at" in shown
+    assert re.search(r"procs\[hosts=1,gpus=1\]: running", shown)
 
 
 @pytest.mark.parametrize("end", ["killed", "restarted", "restarted at once"])

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from trimesh.actor.item_map import Items
     from trimesh.actor.results import Results
     from trimesh.events import MembershipView
+    from trimesh.observe import live
     from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh
     from trimesh.tensor.ops import on_mesh
 
@@ -73,8 +74,10 @@ class ModuleAbove:
 
 
 tensor_module = ModuleAbove()
+live_module = ModuleAbove()
 if not TYPE_CHECKING:
     on_mesh = tensor_module
+    live = live_module
 
 
 class MakesTensors:
@@ -447,6 +450,21 @@ class ProcMesh(MakesTensors, RunsFunctions, Shaped):
         members = self._own_members("read events in the process that owns the mesh")
         ranks = [rank for rank in members.whole.ranks() if self._sees(rank) and members.is_live(rank)]
         return members.events.open(members.events.snapshot(ranks), self._sees)
+
+    def live(self) -> AbstractAsyncContextManager[None]:
+        """Show the run below the running cell of a notebook: `async with procs.live(): await trainers.train.call()`.
+
+        It is drawn once a second while the block is open: sums, processes that do not run, every mesh as a grid (this
+        one first), metrics of the program, newest events. The last drawing stays. Outside of Jupyter and marimo the
+        block shows nothing.
+
+        Raises:
+            RuntimeError: This is a reference, or `this_proc()`.
+
+        Blocking: entering and leaving are checkpoints; leaving takes at most `limits.LIVE_LAST_SECONDS` longer.
+        """
+        self._own_members("watch a run in the program that owns its processes")
+        return live.live(self.name)
 
     def _sees(self, rank: int) -> bool:
         """Return whether this handle reports events of a rank: one on the whole mesh also reports later members."""

@@ -237,6 +237,7 @@ class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
 
     call = waits(proc_mesh.ProcMesh.call)
     choose = waits(proc_mesh.ProcMesh.choose)
+    live = enters(proc_mesh.ProcMesh.live, "the overview of {0.name}")
     on_failure = enters(proc_mesh.ProcMesh.on_failure, "the failures of {0.name}")
     supervised = returns_face(calls_here(proc_mesh.ProcMesh.supervised))
     replace = waits(proc_mesh.ProcMesh.replace)

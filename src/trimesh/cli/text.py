@@ -26,9 +26,9 @@ from trimesh.observe import (
     unread_versions,
 )
 from trimesh.observe.post_mortem import last_words
+from trimesh.observe.quantities import duration, size
 from trimesh.observe.run_snapshot import program_line
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 FINE: Final = ("running", "starting", "exiting")
 
 
@@ -43,27 +43,6 @@ def one_line(text: str, chars: int = 200) -> str:
     """Return a text on one line, cut to `chars`."""
     flat = clean(" ".join(text.split()))
     return flat if len(flat) <= chars else flat[: chars - 1] + "…"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people: 0.25 s, 3.2 s, 4 min 5 s, 2 h 3 min."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if seconds < 60:
-        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min"
-
-
-def size(nbytes: float) -> str:
-    at = 0
-    while nbytes >= 1024 and at < len(_UNITS) - 1:
-        nbytes /= 1024
-        at += 1
-    return f"{nbytes:.0f} {_UNITS[at]}" if at < 2 else f"{nbytes:.1f} {_UNITS[at]}"
 
 
 def state_of(proc: ProcRow) -> str:

@@ -1,7 +1,7 @@
 """Introspection of one process: reports, stacks, stalls, statistics, events."""
 
 from trimesh._runtime.watch.events import EventStream
-from trimesh._runtime.watch.progress_view import ShownProgress, progress, showing
+from trimesh._runtime.watch.progress_view import JupyterOutput, ShownProgress, is_notebook, progress, showing
 from trimesh._runtime.watch.statistics import (
     MailboxStatistics,
     MemberStatistics,
@@ -12,11 +12,13 @@ from trimesh._runtime.watch.statistics import (
 
 __all__ = [
     "EventStream",
+    "JupyterOutput",
     "MailboxStatistics",
     "MemberStatistics",
     "MeshStatistics",
     "SeenMember",
     "ShownProgress",
+    "is_notebook",
     "progress",
     "showing",
     "statistics_of",

@@ -126,6 +126,7 @@ def is_terminal() -> bool:
 
 
 def is_notebook() -> bool:
+    """Return whether this is a kernel of Jupyter."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
@@ -229,24 +230,36 @@ class CellView:
     pause = limits.PROGRESS_DRAW_SECONDS
 
     def __init__(self) -> None:
-        from IPython import display  # noqa: PLC0415 - only in notebooks
-
-        shown: Any = display  # untyped
-        self._html: Any = shown.HTML
-        self._handle: Any = shown.display(self._html(""), display_id=True)
+        self._output = JupyterOutput()
 
     def draw(self, progress: ShownProgress) -> None:
         import html  # noqa: PLC0415 - only in notebooks, and it is two modules
 
         bar = f'<progress value="{progress.done}" max="{progress.total}"></progress> ' if progress.total else ""
-        self._show(f"{bar}<small>{html.escape(progress.text)}</small>")
+        self._output.show(f"{bar}<small>{html.escape(progress.text)}</small>")
 
     def close(self, progress: ShownProgress) -> None:
-        self._show("")
+        self._output.show("")
 
-    def _show(self, text: str) -> None:
-        if self._handle is not None:
-            self._handle.update(self._html(text))
+
+class JupyterOutput:
+    """Output of a cell of Jupyter; it has no place before it shows something."""
+
+    def __init__(self) -> None:
+        from IPython import display  # noqa: PLC0415 - only in notebooks
+
+        self._display: Any = display  # untyped
+        self._handle: Any = None
+
+    def show(self, html: str) -> None:
+        shown = self._display.HTML(html)
+        if self._handle is None:
+            self._handle = self._display.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    def close(self) -> None:
+        """Keep what is shown."""
 
 
 def _write(text: str) -> None:

@@ -1,0 +1,276 @@
+"""Overview of a run as HTML for a notebook: sums, what is wrong, its meshes, the program's curves, events; PURE.
+
+OV-1 A process mesh is one card: a process that runs has the state of the actors on it.
+OV-2 A curve is the mean over the members in a band from the least to the greatest; of a counter it is its rate.
+OV-3 Its size has a bound: `mesh_drawing.CELLS_MAX` cells in all, and `limits.LIVE_...` for the rest.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from trimesh import limits
+from trimesh._wire.observed import ActorRow, EventRow, MetricRow, ProcRow
+from trimesh.errors import with_cells
+from trimesh.mesh_drawing import CELLS_MAX, mesh_card
+from trimesh.observe.quantities import duration, size
+from trimesh.observe.run_snapshot import RunSnapshot, activity_between, program_line
+from trimesh.observe.waiting import WaitGraph
+
+_FINE: Final = ("running", "starting", "exiting")
+_TILE: Final = "border:1px solid rgba(128,128,128,.4);border-radius:4px;padding:2px 10px;min-width:72px"
+_ROW: Final = "display:flex;flex-wrap:wrap;gap:6px 8px;margin:6px 0"
+_SMALL: Final = "opacity:.75;font-size:11px"
+_WIDE, _HIGH = 220, 44
+"""Pixels of a curve."""
+
+
+class CurvePoint(msgspec.Struct, frozen=True):
+    """A metric at one moment, over all members.
+
+    Attributes:
+        at: Unix time.
+        least, mean, greatest: Over the members that have it.
+    """
+
+    at: float
+    least: float
+    mean: float
+    greatest: float
+
+
+class Overview:
+    """Overview of one run.
+
+    Args:
+        first: Name of the mesh that comes first.
+    """
+
+    def __init__(self, first: str) -> None:
+        self._first = first
+        self._began_at = 0.0
+        self._seen: RunSnapshot | None = None
+        self._earlier: RunSnapshot | None = None
+        self._curves: dict[str, deque[CurvePoint]] = {}
+
+    def add(self, seen: RunSnapshot) -> None:
+        """Take the next snapshot."""
+        self._began_at = self._began_at or seen.taken_at
+        self._earlier, self._seen = self._seen, seen
+        for name, point in _points(seen, self._earlier):
+            self._curves.setdefault(name, deque(maxlen=limits.LIVE_POINTS)).append(point)
+
+    def html(self, *, has_ended: bool = False) -> str:
+        """Return the overview of the last snapshot."""
+        seen = self._seen
+        if seen is None:
+            return ""
+        parts = [self._head(seen, has_ended=has_ended), _tiles(seen, self._earlier), *_wrong(seen)]
+        parts += [*self._meshes(seen), *self._drawn_curves(), *_events(seen)]
+        return f'<div style="font:13px/1.45 system-ui,sans-serif">{"".join(parts)}</div>'
+
+    def _head(self, seen: RunSnapshot, *, has_ended: bool) -> str:
+        job = seen.job
+        name = f"run {job.pid}" if job is not None else "run"
+        since = job.started_at if job is not None and job.started_at else self._began_at
+        watched = f"as it was at {_clock(seen.taken_at)}" if has_ended else _clock(seen.taken_at)
+        return (
+            f"<div><b>{name}</b>, {duration(max(0.0, seen.taken_at - since))} old "
+            f'<span style="{_SMALL}">{watched}</span></div>'
+        )
+
+    def _meshes(self, seen: RunSnapshot) -> Iterator[str]:
+        meshes = defaultdict[str, list[ProcRow]](list)
+        for proc in seen.procs:
+            if proc.mesh:
+                meshes[proc.mesh].append(proc)
+        left = CELLS_MAX
+        names = sorted(meshes, key=lambda name: (name != self._first, name))
+        for number, name in enumerate(names):
+            card, cells = _card(name, meshes[name], seen)
+            left -= cells
+            if left < 0 and number:
+                yield f'<div style="{_SMALL}">and {len(names) - number} more meshes</div>'
+                return
+            yield f'<div style="margin:8px 0">{card}</div>'
+
+    def _drawn_curves(self) -> Iterator[str]:
+        names = list(self._curves)
+        if names:
+            shown = "".join(_curve(name, self._curves[name]) for name in names[: limits.LIVE_CURVES])
+            more = len(names) - limits.LIVE_CURVES
+            rest = f'<div style="{_SMALL}">and {more} more metrics</div>' if more > 0 else ""
+            yield f'<div style="{_ROW}">{shown}</div>{rest}'
+
+
+# ---- sums ------------------------------------------------------------------------------------------------------------
+
+
+def _tiles(seen: RunSnapshot, earlier: RunSnapshot | None) -> str:
+    seconds = 0.0 if earlier is None else seen.taken_at - earlier.taken_at
+    tiles = [("processes", f"{sum(bool(proc.mesh) for proc in seen.procs):,}")]
+    if earlier is not None and seconds > 0:
+        if seen.endpoints:
+            calls = sum(row.calls for row in seen.endpoints) - sum(row.calls for row in earlier.endpoints)
+            tiles.append(("calls", f"{_number(max(0, calls) / seconds)}/s"))
+        activities = activity_between(seen, earlier)
+        tiles.append(("messages", f"{_number(sum(one.sent for one in activities))}/s"))
+        tiles.append(("bytes", f"{size(sum(one.nbytes for one in activities) / 2)}/s"))  # each is sent and received
+        before = {proc.id: proc.cpu_seconds for proc in earlier.procs}
+        used = sum(proc.cpu_seconds - before[proc.id] for proc in seen.procs if proc.id in before)
+        tiles.append(("CPU", f"{max(0.0, used) / seconds:.1f} cores"))
+    tiles.append(("memory", size(sum(proc.memory_bytes for proc in seen.procs))))
+    if any(proc.gpu_memory_bytes for proc in seen.procs):
+        busiest = max(proc.gpu_percent for proc in seen.procs)
+        tiles.append(("GPU", f"{busiest} %, {size(sum(proc.gpu_memory_bytes for proc in seen.procs))}"))
+    errors = sum(row.errors for row in seen.endpoints)
+    deaths = sum(seen.happened.get(mesh, {}).get("Died", 0) for mesh in {proc.mesh for proc in seen.procs})
+    tiles += [(word, f"{count:,}") for word, count in (("errors", errors), ("deaths", deaths)) if count]
+    shown = "".join(
+        f'<div style="{_TILE}"><div style="{_SMALL}">{word}</div><div style="font-weight:600">{text}</div></div>'
+        for word, text in tiles
+    )
+    return f'<div style="{_ROW}">{shown}</div>'
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+
+
+def _wrong(seen: RunSnapshot) -> Iterator[str]:
+    lines = list[str]()
+    graph = WaitGraph(seen)
+    for one in graph.culprits():
+        if one.cycle:
+            calls = [graph.calls[call_id] for call_id in (*one.cycle, one.cycle[0])]
+            lines.append(f"wait for each other: {' → '.join(f'{call.name}.{call.endpoint}' for call in calls)}")
+    for proc in seen.procs:
+        if proc.state not in _FINE:
+            since = f" for {duration(proc.stalled_seconds)}" * bool(proc.stalled_seconds)
+            line = with_cells(program_line(proc.stack))
+            text = f"{proc.name} {proc.state}{since}{f': {line}' * bool(line)}"
+            cause = proc.last_event.partition(" ")[2]  # without its kind
+            lines.append(cause if proc.state == "dead" and proc.name in cause else text)
+    yield from _list(lines, '<b style="color:#e0405a">✗</b> ')
+
+
+def _events(seen: RunSnapshot) -> Iterator[str]:
+    told = dict[tuple[str, str], EventRow]()  # a death is an event of the process, and of each actor there
+    for event in reversed(seen.events):
+        if event.kind != "Started":
+            told[event.kind, event.text] = event
+    newest = sorted(told.values(), key=lambda event: -event.at)[: limits.LIVE_LINES]
+    yield from _list([f"{_clock(event.at)} {_happened(event)}" for event in newest], "")
+
+
+def _happened(event: EventRow) -> str:
+    if event.name in event.text:
+        return event.text
+    return f"{event.name} {event.kind.lower()}{f': {event.text}' * bool(event.text)}"
+
+
+def _list(lines: Sequence[str], sign: str) -> Iterator[str]:
+    shown = [f"<div>{sign}{_cut(line)}</div>" for line in lines[: limits.LIVE_LINES]]
+    if len(lines) > len(shown):
+        shown.append(f'<div style="{_SMALL}">and {len(lines) - len(shown)} more</div>')
+    if shown:
+        yield f'<div style="margin:6px 0">{"".join(shown)}</div>'
+
+
+def _cut(line: str) -> str:
+    flat = " ".join(line.split())
+    return html.escape(flat if len(flat) <= 200 else f"{flat[:199]}…")
+
+
+# ---- meshes ----------------------------------------------------------------------------------------------------------
+
+
+def _card(name: str, procs: Sequence[ProcRow], seen: RunSnapshot) -> tuple[str, int]:
+    """Return the drawing of a mesh and the number of its cells."""
+    extent = {label: max(proc.point.get(label, 0) for proc in procs) + 1 for label in procs[0].point}
+    members = dict[int, ProcRow]()
+    for proc in sorted(procs, key=lambda proc: proc.incarnation):
+        rank = 0
+        for label, count in extent.items():
+            rank = rank * count + proc.point.get(label, 0)
+        members[rank] = proc
+    actors = defaultdict[str, list[ActorRow]](list)
+    for actor in seen.actors:
+        actors[actor.proc].append(actor)
+    oldest = {call.proc: call for call in reversed(seen.calls) if call.state in ("running", "waiting", "sent")}
+    states = [""] * math.prod(extent.values())
+    titles = [""] * len(states)
+    for rank, proc in members.items():
+        states[rank] = _state(proc, actors.get(proc.id, ()))
+        call = oldest.get(proc.id)
+        doing = "" if call is None else f", {call.endpoint} for {duration(call.age)}"
+        memory = f", {size(proc.memory_bytes)}" * bool(proc.memory_bytes)
+        titles[rank] = f"{proc.name}: {states[rank]}{doing}{memory}"
+    return mesh_card(f"{name}{extent}", extent, states, titles), len(states)
+
+
+def _state(proc: ProcRow, actors: Iterable[ActorRow]) -> str:
+    if proc.state != "running":
+        return proc.state
+    serving = [actor for actor in actors if actor.state == "serving"]
+    if not serving:
+        return "running"
+    if any(actor.queued for actor in serving):
+        return "calls wait"
+    return "busy" if any(actor.running for actor in serving) else "idle"
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
+
+
+def _points(seen: RunSnapshot, earlier: RunSnapshot | None) -> Iterator[tuple[str, CurvePoint]]:
+    before: Mapping[tuple[str, str], MetricRow] = {}
+    seconds = 0.0
+    if earlier is not None:
+        before = {(row.metric, row.name): row for row in earlier.metrics}
+        seconds = seen.taken_at - earlier.taken_at
+    values = defaultdict[str, list[float]](list)
+    for row in seen.metrics:
+        if row.kind in ("value", "gauge") and math.isfinite(row.value):
+            values[row.metric].append(row.value)
+        elif row.kind == "counter" and seconds > 0 and (row.metric, row.name) in before:
+            values[f"{row.metric}/s"].append(max(0.0, row.value - before[row.metric, row.name].value) / seconds)
+    for name, found in values.items():
+        yield name, CurvePoint(seen.taken_at, min(found), sum(found) / len(found), max(found))
+
+
+def _curve(name: str, points: Sequence[CurvePoint]) -> str:
+    first, last = points[0].at, points[-1].at
+    low, high = min(point.least for point in points), max(point.greatest for point in points)
+
+    def place(at: float, value: float) -> str:
+        x = 1 + (_WIDE - 2) * (at - first) / (last - first) if last > first else _WIDE - 2
+        y = 2 + (_HIGH - 4) * (1 - (value - low) / (high - low)) if high > low else _HIGH / 2
+        return f"{x:.1f},{y:.1f}"
+
+    line = " ".join(place(point.at, point.mean) for point in points)
+    band = [place(point.at, point.greatest) for point in points]
+    band += [place(point.at, point.least) for point in reversed(points)]
+    newest = place(last, points[-1].mean).split(",")
+    return (
+        f'<div style="{_TILE}"><div style="{_SMALL}">{_cut(name)} <b>{_number(points[-1].mean)}</b></div>'
+        f'<svg width="{_WIDE}" height="{_HIGH}" viewBox="0 0 {_WIDE} {_HIGH}" role="img">'
+        f'<polygon points="{" ".join(band)}" fill="#4f8fc4" fill-opacity=".25"/>'
+        f'<polyline points="{line}" fill="none" stroke="#4f8fc4" stroke-width="1.5"/>'
+        f'<circle cx="{newest[0]}" cy="{newest[1]}" r="2.5" fill="#4f8fc4"/></svg>'
+        f'<div style="{_SMALL}">{_number(low)} to {_number(high)} in {duration(last - first)}</div></div>'
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
