@@ -753,8 +753,8 @@ POD_WAIT_SECONDS: Final = 300.0
 POD_BEAT_SECONDS: Final = 60.0
 """Interval of those changes for waiting pods: a request to the API server a minute."""
 POD_RELAY_LEASE_SECONDS: Final = 300.0
-"""Silence of its program after which a relay pod ends: a laptop that changes its network comes back sooner. The hosts are
-lost long before, and others may follow them."""
+"""Silence of its program after which a relay pod ends: a laptop that changes its network comes back sooner. The hosts
+are lost long before, and others may follow them."""
 POD_GRACE_SECONDS: Final = 10.0
 """Time from SIGTERM to SIGKILL of a pod, unless its template sets it: an agent ends its processes by `KILL_SECONDS`."""
 POD_KEPT_SECONDS: Final = 600.0

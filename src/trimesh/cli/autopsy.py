@@ -21,11 +21,9 @@ from trimesh.cli.text import (
     call_lines,
     clean,
     clock,
-    duration,
     event_lines,
     one_line,
     publication_lines,
-    size,
     stack_lines,
     wait_lines,
 )
@@ -44,6 +42,7 @@ from trimesh.observe import (
 )
 from trimesh.observe import autopsy as examine
 from trimesh.observe.post_mortem import OF_RUNTIME
+from trimesh.observe.quantities import duration, size
 
 _SHOWN: Final = 20
 _EVENTS: Final = 30

@@ -33,7 +33,6 @@ from trimesh.cli.text import (
     aligned,
     call_lines,
     clock,
-    duration,
     event_lines,
     is_id,
     is_stuck,
@@ -49,6 +48,7 @@ from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
 from trimesh.observe import autopsy as examine
 from trimesh.observe import query as ask_history
+from trimesh.observe.quantities import duration
 
 FOUND: Final = 1
 WRONG: Final = 2

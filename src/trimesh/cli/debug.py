@@ -16,9 +16,10 @@ import msgspec
 from cyclopts import Parameter
 
 from trimesh.cli.members import choose
-from trimesh.cli.text import clean, duration, one_line
+from trimesh.cli.text import clean, one_line
 from trimesh.errors import ConnectError
 from trimesh.observe import DebugTerminal, HoldRow, ObservedRun, find_run
+from trimesh.observe.quantities import duration
 
 _FOUND: Final = 1
 _WRONG: Final = 2

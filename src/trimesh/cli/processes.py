@@ -18,18 +18,17 @@ from trimesh.cli.text import (
     aligned,
     clean,
     common,
-    duration,
     event_text,
     more,
     one_line,
     program_lines,
     short_place,
     silence,
-    size,
     state_of,
 )
 from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapshot, WaitGraph, activity_between
 from trimesh.observe.post_mortem import last_words
+from trimesh.observe.quantities import duration, size
 
 _SHOWN: Final = 20
 """Shown processes of one parent that are alike and have no problem, and shown problems."""

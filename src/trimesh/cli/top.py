@@ -15,8 +15,9 @@ from rich.text import Text
 from trimesh import limits
 from trimesh.cli.members import ArgumentRefused, nearest, seconds_of
 from trimesh.cli.processes import command_of, cpu_text, gpu_text, print_lines
-from trimesh.cli.text import FINE, call_line, clean, common, duration, one_line, size, state_of
+from trimesh.cli.text import FINE, call_line, clean, common, one_line, state_of
 from trimesh.observe import CallRow, ProcActivity, RunSnapshot, activity_between, find_run
+from trimesh.observe.quantities import duration, size
 
 _WIDTH = 240
 

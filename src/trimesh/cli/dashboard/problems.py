@@ -25,13 +25,11 @@ from trimesh._wire.observed import HOST_SILENT
 from trimesh.cli.text import (
     FINE,
     common,
-    duration,
     kept_text,
     kept_title,
     one_line,
     program_lines,
     silence,
-    size,
     some,
     unread_text,
     unread_title,
@@ -46,6 +44,7 @@ from trimesh.observe import (
     kept_versions,
     unread_versions,
 )
+from trimesh.observe.quantities import duration, size
 
 _RESTARTED: Final = ("Restarted", "Started")
 _LOOP_DEATHS: Final = 3

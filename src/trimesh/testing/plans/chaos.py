@@ -197,7 +197,7 @@ class Chaos:
         nemeses: Mapping[Nemesis, float] | None = None,
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
-        spare: Members | Sequence[Members] = (),
+        spare: Sequence[Members] = (),
         bounds: Mapping[str, tuple[float, float]] | None = None,
     ) -> ChaosPlan:
         """Plan random faults of the members of `mesh`.
@@ -221,7 +221,7 @@ class Chaos:
                 seconds that its fault should last, and heals what it plans; the end of `safety` cancels it.
             every: Shortest and longest pause between two faults, in seconds.
             max_down: Members that may be dead, stopped or cut off at one time, not counting those of `nemeses`.
-            spare: Members that no fault hits: a mesh, a view, coordinates of the fixture `mesh`, or several of these.
+            spare: Members that no fault hits: each a mesh, a view, or coordinates of the fixture `mesh`.
             bounds: Shortest and longest duration of the faults of a kind, in seconds: `{"partition": (0.1, 3)}` ends
                 each before a lease does. By default 0 to twice `limits.LEASE_SECONDS`.
 
@@ -247,8 +247,7 @@ class Chaos:
                 raise ValueError(
                     f"bounds= must be a shortest and a longest duration, got {kind!r}: {(shortest, longest)!r}"
                 )
-        spared = tuple(spare) if isinstance(spare, Sequence) and not isinstance(spare, str) else (spare,)
-        return ChaosPlan(chosen, every, max_down, spared, dict(bounds or {}), own)
+        return ChaosPlan(chosen, every, max_down, tuple(spare), dict(bounds or {}), own)
 
     @asynccontextmanager
     async def safety(
