@@ -217,7 +217,7 @@ async def test_processes_and_their_actors_are_one_card(chromium: Chromium):
 
 
 async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
-    """OV-1: nothing moves when curves arrive."""
+    """OP-1: nothing moves when curves arrive."""
     with trio.fail_after(HANG_SECONDS):
         async with visiting(chromium) as browser, serving(RiggedSource(2, 4), every=0.1) as server:
             tab = await opened(browser, server)

@@ -8,7 +8,7 @@ GD-4 A process that does not answer keeps the memory and the actors that were la
 GD-5 The last two dimensions of a mesh are its rows and columns; the others are grids side by side. Rows that do not fit
      go on below, at a multiple of 8.
 
-OV-1 The page begins with sums over the run, its first curves, all meshes and the newest events.
+OP-1 The page begins with sums over the run, its first curves, all meshes and the newest events.
 
 WB-1 Calls to members of one mesh that have the same endpoint, state, caller and line are one box, unless they wait for
      themselves: those are a box each.
