@@ -12,9 +12,10 @@ pytest.importorskip("cyclopts")
 
 from trimesh import limits
 from trimesh._wire import flight
-from trimesh._wire.observed import ActorRow, CallRow, EndpointRow, EventRow, ProcRow, ProcView, WaitRow
+from trimesh._wire.observed import ActorRow, CallRow, EndpointRow, EventRow, HostRow, ProcRow, ProcView, WaitRow
 from trimesh.cli.dashboard.board import grids, see, wait_picture, with_end
 from trimesh.cli.dashboard.detail import detail, page_json
+from trimesh.cli.dashboard.hosts import host_table
 from trimesh.cli.dashboard.problems import Problem, problems
 from trimesh.cli.dashboard.timeline import TaskBar, latencies, one_call, places, task_stream
 from trimesh.observe import Cause, RunSnapshot, activity_between
@@ -153,6 +154,25 @@ def test_sums_are_rates_between_two_snapshots():
     assert (sums.ended, sums.cpu, sums.messages, sums.gpu, sums.gpu_memory) == (50.0, 1.0, 0.0, 40, 7)
     assert seen.placed[0].grid.cpu == (100, 0)
     assert seen.placed[0].grid.gpu == (40, 0)
+
+
+def test_host_has_what_its_processes_use():
+    """HT-1, HT-2: sorted by a column, with problems first; an unknown column is refused."""
+    rows = [
+        tuple(
+            proc(rank, "silent" if rank == 2 else "running", host="ab"[rank // 2], cpu_seconds=1 + at * rank)
+            for rank in range(4)
+        )
+        for at in (0, 1)
+    ]
+    hosts = (HostRow(name="a", procs=2), HostRow(name="b", procs=2, failed=1))
+    first, second = (RunSnapshot(taken_at=at, procs=procs, hosts=hosts) for at, procs in enumerate(rows, 1))
+    table = host_table(see(second, see(first).snapshot), "cpu")
+    assert [(one.host.name, one.cpu, one.memory >> 20) for one in table.hosts] == [("a", 1.0, 200), ("b", 5.0, 200)]
+    assert [one.name for one in table.procs] == [f"procs[gpus={rank}]" for rank in (2, 3, 1, 0)]
+    assert [one.host for one in host_table(see(second), "name", "gpus=3").procs] == ["b"]
+    with pytest.raises(ValueError, match="must be one of memory, cpu"):
+        host_table(see(second), "age")
 
 
 def test_first_failure_comes_first_with_its_causes_and_a_restarted_one_last():

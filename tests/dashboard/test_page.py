@@ -119,10 +119,11 @@ async def test_keys_do_what_the_mouse_does(chromium: Chromium):
                 "3": "waits",
                 "4": "tasks",
                 "5": "rates",
-                "6": "links",
-                "7": "logs",
-                "8": "stacks",
-                "9": "events",
+                "6": "hosts",
+                "7": "links",
+                "8": "logs",
+                "9": "stacks",
+                "0": "events",
             }
             for key, name in titles.items():
                 await tab.press(key)
@@ -131,7 +132,7 @@ async def test_keys_do_what_the_mouse_does(chromium: Chromium):
             await tab.press("5")
             await tab.until("document.querySelector('.curves figcaption').innerText.includes('loss')")
             await tab.until("document.querySelector('.curves canvas')")
-            await tab.press("7")
+            await tab.press("8")
             await tab.until("document.querySelector('.logs').innerText.includes('loss')")
             await tab.press("n")
             await tab.until("document.activeElement.className === 'problem'")
@@ -271,6 +272,14 @@ COLOURED = """(() => {
 })()"""  # noqa: E501 - one line for each step
 
 
+BAR_AT = """(() => {
+    const { width } = document.querySelector('.stream canvas');
+    const data = document.querySelector('.stream canvas').getContext('2d').getImageData(0, 50, width, 1).data;
+    for (let x = 300; x < width; x += 1) if (data[x * 4] - data[x * 4 + 2] > 60 || data[x * 4 + 2] - data[x * 4] > 60) return x + 1;
+    return -1;
+})()"""  # noqa: E501 - as above
+
+
 async def test_time_line_of_many_ranks(chromium: Chromium, tmp_path: Path):
     """TN-3: the first rows in 0.3 s of a processor; others when they are scrolled to; folded hosts, zoom, one call."""
     source = RecordedSource(tmp_path / "record")
@@ -304,17 +313,34 @@ async def test_time_line_of_many_ranks(chromium: Chromium, tmp_path: Path):
                 await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + y, **point)
             await tab.until("document.querySelector('.controls button').innerText === 'follow'")
             await tab.until(f"{COLOURED} > 1000")
-            for x in range(250, 1200, 5):  # a call has ended there, of `save` or `step`
-                for kind in ("mousePressed", "mouseReleased"):
-                    await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + 55, **point)
-                if "trainer[hosts=0,gpus=0]" in await tab.text(".behind"):
-                    break
+            x = await tab.eval(BAR_AT)
+            for kind in ("mousePressed", "mouseReleased"):
+                await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + x, y=box[1] + 50, **point)
             await tab.until("document.querySelector('.behind').innerText.includes('returned')")
             assert await tab.text(".member") == "trainers[hosts=0,gpus=0]"
             await tab.press("Escape")
             for kind in ("mousePressed", "mouseReleased"):
                 await tab.send("Input.dispatchMouseEvent", type=kind, x=box[0] + 20, y=box[1] + 30, **point)
             await tab.until(f"{stream_height} < 40 * 22")
+            assert tab.said == []
+
+
+async def test_hosts_and_their_processes(chromium: Chromium):
+    """HT-1, HT-2: a table each; a click on a head sorts, one on a name opens the process."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(16, 8), every=0.1) as server:
+            tab = await opened(browser, server)
+            await tab.press("6")
+            rows = "[...document.querySelectorAll('main table')].map((one) => one.querySelectorAll('tbody tr').length)"
+            await tab.until(f"{rows}.join() === '17,129'")
+            names = "[...document.querySelectorAll('main table:last-child .link')].map((one) => one.innerText)"
+            wrong = ["trainers[hosts=9,gpus=5]", "trainers[hosts=9,gpus=6]"]
+            assert sorted((await tab.eval(names))[:2]) == wrong
+            await tab.eval("document.querySelector('.sort').click()")
+            await tab.until(f"{names}[2] === 'controller'")
+            assert (await tab.eval(names))[:2] == wrong
+            await tab.eval("document.querySelectorAll('main .link')[0].click()")
+            await tab.until(f"document.querySelector('.member').innerText === '{wrong[0]}'")
             assert tab.said == []
 
 
@@ -345,7 +371,7 @@ async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Ch
             assert "trainers[hosts=0,gpus=4] has published 40 versions" in unread
             await tab.eval("document.querySelectorAll('.problem')[1].click()")
             await tab.until("document.querySelector('.member').innerText === 'trainers[hosts=0,gpus=3]'")
-            await tab.press("6")
+            await tab.press("7")
             await tab.until("document.querySelector('main').innerText.includes('1 by trainers[hosts=0,gpus=3]')")
             assert tab.said == []
 
@@ -408,7 +434,7 @@ async def test_hostile_names_stay_texts(chromium: Chromium):
     with trio.fail_after(HANG_SECONDS):
         async with visiting(chromium) as browser, serving(HostileSource(1, 8), every=0.1) as server:
             tab = await opened(browser, server)
-            for key in "123456789":
+            for key in "1234567890":
                 await tab.press(key)
                 await tab.until("document.querySelector('main').innerText.length > 3")
                 if key not in "45":
@@ -473,7 +499,7 @@ async def test_pictures_for_people(chromium: Chromium, tmp_path: Path):
         tab = await opened(browser, server)
         for scheme in ("light", "dark"):
             await tab.scheme(scheme)
-            for key in "123456789":
+            for key in "1234567890":
                 await tab.press(key)
                 await tab.until("document.querySelector('main').innerText.length > 3")
                 await tab.picture(tmp_path / f"{scheme}-{key}.png")

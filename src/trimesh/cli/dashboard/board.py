@@ -34,7 +34,6 @@ from trimesh.observe import (
     EndpointRow,
     EventRow,
     GrantRow,
-    HostRow,
     JobRow,
     LinkRow,
     ProcActivity,
@@ -458,9 +457,8 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
         meshes: Meshes, those with failures first.
         calls: Calls under way, oldest first.
         waits: The wait graph.
-        links, grants, publications, hosts, events: As those of `RunSnapshot`; events newest first.
+        links, grants, publications, events: As those of `RunSnapshot`; events newest first.
         host_count: Number of hosts.
-        largest: Processes with most memory: name and bytes.
         curves: Number of curves of the program's metrics.
         left_out: Number of rows not shown, by table.
     """
@@ -481,9 +479,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkUse, ...] = ()
     grants: tuple[GrantRow, ...] = ()
     publications: tuple[PublicationRow, ...] = ()
-    hosts: tuple[HostRow, ...] = ()
     host_count: int = 0
-    largest: tuple[tuple[str, int], ...] = ()
     events: tuple[EventRow, ...] = ()
     curves: int = 0
     left_out: dict[str, int] = {}
@@ -497,12 +493,14 @@ class SeenRun(msgspec.Struct, frozen=True):
         snapshot: Snapshot of the run.
         placed: Its meshes, with the members in their cells.
         activities: Activity of each process.
+        cores: Cores that each process uses, by id.
     """
 
     board: Board
     snapshot: RunSnapshot
     placed: tuple[Placed, ...]
     activities: tuple[ProcActivity, ...]
+    cores: dict[str, float] = {}
 
 
 def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int = 0) -> SeenRun:
@@ -528,7 +526,6 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         "links": max(0, len(later.links) - _LARGEST),
         "grants": max(0, len(later.grants) - _LARGEST),
         "publications": max(0, len(later.publications) - _LARGEST),
-        "hosts": max(0, len(later.hosts) - most),
         "events": max(0, len(later.events) - most),
         **{f"{table} of the run": count for table, count in later.cut.items()},
     }
@@ -549,12 +546,10 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         ),
         publications=tuple(_publication(one, names) for one in later.publications[:_LARGEST]),
         host_count=len(later.hosts),
-        hosts=tuple(sorted(later.hosts, key=lambda host: -host.failed)[:most]),
-        largest=tuple(_largest(later)),
         events=tuple(reversed(later.events[-most:])),
         left_out={table: count for table, count in left_out.items() if count},
     )
-    return SeenRun(board, later, tuple(placed), tuple(activities))
+    return SeenRun(board, later, tuple(placed), tuple(activities), used)
 
 
 def cores_used(later: RunSnapshot, earlier: RunSnapshot | None) -> dict[str, float]:
@@ -656,8 +651,3 @@ def _publication(row: PublicationRow, names: dict[str, str]) -> PublicationRow:
     pins = tuple(msgspec.structs.replace(pin, proc=names.get(pin.proc, pin.proc)) for pin in row.pins)
     readers = tuple(names.get(reader, reader) for reader in row.readers)
     return msgspec.structs.replace(row, proc=names.get(row.proc, row.proc), pins=pins, readers=readers)
-
-
-def _largest(seen: RunSnapshot) -> list[tuple[str, int]]:
-    found = sorted(seen.procs, key=lambda proc: -proc.memory_bytes)[: _LARGEST // 2]
-    return [(proc.name, proc.memory_bytes) for proc in found if proc.memory_bytes]

@@ -39,6 +39,7 @@ from trimesh import limits
 from trimesh._runtime.tasks import open_heard_signals
 from trimesh.cli.dashboard.detail import detail, page_json
 from trimesh.cli.dashboard.feed import PageFeed, RunSource
+from trimesh.cli.dashboard.hosts import host_table
 from trimesh.cli.dashboard.timeline import latencies_of, one_call, places, task_stream, trace
 from trimesh.cli.logs import log_groups
 from trimesh.errors import ConnectError
@@ -67,6 +68,7 @@ def make_site(feed: PageFeed, source: RunSource) -> Starlette:
             Route("/api/detail", pages.detail),
             Route("/api/stacks", pages.stacks),
             Route("/api/logs", pages.logs),
+            Route("/api/hosts", pages.hosts),
             Route("/api/places", pages.places),
             Route("/api/tasks", pages.tasks),
             Route("/api/latencies", pages.latencies),
@@ -177,6 +179,13 @@ class _Pages:
         """Return the curves of the program's metrics."""
         curves = self._feed.curves
         return _json({"curves": list(curves.shown()), "left_out": curves.left_out})
+
+    async def hosts(self, request: Request) -> Response:
+        """Return the hosts and their processes, sorted by a column."""
+        self._snapshot()
+        assert self._feed.seen is not None
+        query = request.query_params
+        return _json(host_table(self._feed.seen, query.get("sort", "memory"), query.get("name", "")))
 
     async def places(self, _: Request) -> Response:
         """Return the rows of the time line."""

@@ -6,7 +6,7 @@ import { TABS } from "./tabs.js";
 import { idOf, open } from "./problems.js";
 
 export const KEYS = [
-  ["1 … 9", "the tabs"],
+  ["1 … 9, 0", "the tabs"],
   ["n p", "the next problem, the one before"],
   ["m", "into the meshes; again: the next mesh"],
   ["← ↑ ↓ →", "in a mesh: from rank to rank"],
@@ -28,8 +28,8 @@ export function listen() {
       update({ selected: "", detail: null, opened: "", call: null, filter: "", said: "" });
     } else if (isTyping) {
       return;
-    } else if (event.key >= "1" && event.key <= String(TABS.length)) {
-      update({ tab: TABS[Number(event.key) - 1].key });
+    } else if (/^[0-9]$/.test(event.key)) {
+      update({ tab: TABS[(Number(event.key) + 9) % 10].key });
     } else if (event.key === "n" || event.key === "p") {
       toProblem(event.key === "n" ? 1 : -1);
     } else if (event.key === "m") {

@@ -30,7 +30,7 @@ function Page({ store }) {
           role="tab"
           aria-selected=${String(tab.key === store.tab)}
           onClick=${() => update({ tab: tab.key })}
-        ><kbd>${at + 1}</kbd> ${tab.title}${tab.of ? html` <span class="dim">${count(tab.of(board))}</span>` : ""}</button>`,
+        ><kbd>${(at + 1) % 10}</kbd> ${tab.title}${tab.of ? html` <span class="dim">${count(tab.of(board))}</span>` : ""}</button>`,
       )}
       <input id="filter" type="search" placeholder="/ filter" aria-label="filter" value=${store.filter} onInput=${(event) => update({ filter: event.target.value })} />
       <button type="button" onClick=${() => update({ dialog: "keys" })}><kbd>?</kbd> keys</button>

@@ -2,6 +2,7 @@
 
 import { Calls } from "./calls.js";
 import { Events } from "./events.js";
+import { Hosts } from "./hosts.js";
 import { Links } from "./links.js";
 import { Logs } from "./logs.js";
 import { Overview } from "./overview.js";
@@ -16,6 +17,7 @@ export const TABS = [
   { key: "waits", title: "Waits", shows: Waits, of: (board) => board.waits.boxes.length },
   { key: "tasks", title: "Time line", shows: Tasks },
   { key: "rates", title: "Metrics", shows: Rates },
+  { key: "hosts", title: "Hosts", shows: Hosts, of: (board) => board.host_count },
   { key: "links", title: "Links, memory", shows: Links },
   { key: "logs", title: "Logs", shows: Logs },
   { key: "stacks", title: "Stacks", shows: Stacks },

@@ -6,7 +6,7 @@ import { palette } from "./cells.js";
 import { ask } from "./run.js";
 import { clock, count, latency } from "./format.js";
 import { selectByName } from "./detail.js";
-import { update } from "./store.js";
+import { store, update } from "./store.js";
 
 const NAMES = 190; // width of the names
 const ROW = 22;
@@ -253,14 +253,17 @@ function Stream({ lines, since, millis, isLive, folded, setFolded, setSpan, look
 
 /** Show one call beside the time line. */
 async function showCall(wanted) {
-  if (!wanted) return update({ call: null });
+  update({ call: null });
+  if (!wanted) return;
   const { proc, number, of } = wanted;
+  const { selected } = store;
+  let call = null;
   try {
-    const found = await ask("call", { proc, number });
-    return update({ call: { ...found, of } });
+    call = { ...(await ask("call", { proc, number })), of };
   } catch (error) {
-    return update({ call: { error: error.message } });
+    call = { error: error.message };
   }
+  if (store.selected === selected) update({ call }); // else it was closed meanwhile
 }
 
 function paint(canvas, lines, first, scrolled, { since, millis, isLive, width, height, names, folded, drag }) {

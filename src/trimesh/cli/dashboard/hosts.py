@@ -1,0 +1,124 @@
+"""Hosts of a run and the processes on them, for the page; PURE.
+
+HT-1 Numbers of a host are those of the run's processes there, without other programs.
+HT-2 Processes with problems come first, then those with the largest value of a column.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from trimesh import limits
+from trimesh.cli.dashboard.board import SeenRun
+from trimesh.cli.text import FINE
+from trimesh.observe import HostRow
+
+
+class HostUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One host.
+
+    Attributes:
+        host: The host.
+        cpu: Cores in use.
+        memory: Resident bytes.
+        gpu: Use of the busiest GPU in percent.
+        gpu_memory: Bytes on all GPUs.
+        nbytes: Bytes per second of its processes' links, both ways.
+    """
+
+    host: HostRow
+    cpu: float = 0.0
+    memory: int = 0
+    gpu: int = 0
+    gpu_memory: int = 0
+    nbytes: float = 0.0
+
+
+class ProcUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: name, host, pid, state, and its resources as in `HostUse`."""
+
+    name: str
+    host: str
+    pid: int
+    state: str
+    cpu: float = 0.0
+    memory: int = 0
+    gpu: int = 0
+    gpu_memory: int = 0
+    nbytes: float = 0.0
+
+
+class HostTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Hosts and processes.
+
+    Attributes:
+        hosts: The hosts, those with problems first.
+        procs: Processes, at most `limits.PAGE_ROWS_MAX`.
+        left_out: Number of further processes.
+    """
+
+    hosts: tuple[HostUse, ...] = ()
+    procs: tuple[ProcUse, ...] = ()
+    left_out: int = 0
+
+
+_KEYS: Final[dict[str, Callable[[ProcUse], Any]]] = {
+    "memory": lambda one: -one.memory,
+    "cpu": lambda one: -one.cpu,
+    "gpu": lambda one: (-one.gpu, -one.gpu_memory),
+    "nbytes": lambda one: -one.nbytes,
+    "name": lambda one: one.name,
+    "host": lambda one: (one.host, one.name),
+}
+
+
+def host_table(seen: SeenRun, sort: str = "memory", name: str = "") -> HostTable:
+    """Return the hosts of a run and its processes.
+
+    Args:
+        seen: The run.
+        sort: A column: "memory", "cpu", "gpu", "nbytes", "name" or "host".
+        name: Part of the name or host of the processes to return.
+
+    Raises:
+        ValueError: There is no such column.
+    """
+    if sort not in _KEYS:
+        raise ValueError(f"sort must be one of {', '.join(_KEYS)}, got {sort[:40]!r}")
+    procs = [
+        ProcUse(
+            name=one.proc.name,
+            host=one.proc.host,
+            pid=one.proc.pid,
+            state=one.proc.state,
+            cpu=round(seen.cores.get(one.proc.id, 0.0), 3),
+            memory=one.proc.memory_bytes,
+            gpu=one.proc.gpu_percent,
+            gpu_memory=one.proc.gpu_memory_bytes,
+            nbytes=one.nbytes,
+        )
+        for one in seen.activities
+    ]
+    on = defaultdict[str, list[ProcUse]](list)
+    for proc in procs:
+        on[proc.host].append(proc)
+    hosts = [_use(host, on[host.name]) for host in seen.snapshot.hosts]
+    wanted = [one for one in procs if name in one.name or name in one.host]
+    wanted.sort(key=lambda one: (one.state in FINE, _KEYS[sort](one)))
+    most = limits.PAGE_ROWS_MAX
+    return HostTable(hosts=tuple(hosts[:most]), procs=tuple(wanted[:most]), left_out=max(0, len(wanted) - most))
+
+
+def _use(host: HostRow, procs: list[ProcUse]) -> HostUse:
+    return HostUse(
+        host=host,
+        cpu=round(sum(one.cpu for one in procs), 3),
+        memory=sum(one.memory for one in procs),
+        gpu=max((one.gpu for one in procs), default=0),
+        gpu_memory=sum(one.gpu_memory for one in procs),
+        nbytes=sum(one.nbytes for one in procs),
+    )
