@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trimesh import limits
 from trimesh.cli.members import ArgumentRefused, nearest, seconds_of
-from trimesh.cli.processes import command_of, cpu_text, gpu_text, print_lines
+from trimesh.cli.processes import RunDiagnosis, command_of, cpu_text, gpu_text, print_lines
 from trimesh.cli.text import FINE, call_line, clean, common, one_line, state_of
 from trimesh.observe import CallRow, ProcActivity, RunSnapshot, activity_between, find_run
 from trimesh.observe.quantities import duration, size
@@ -71,40 +71,25 @@ def top(
 
 # ---- columns and sort order of `trimesh top` -------------------------------------------------------------------------
 
-COLUMNS: Final = (
-    "process",
-    "pid",
-    "host",
-    "state",
-    "cpu",
-    "gpu",
-    "runs",
-    "waits",
-    "oldest call",
-    "in/s",
-    "out/s",
-    "bytes/s",
-    "memory",
-    "actors",
-)
+_KEYS: Final[dict[str, Callable[[ProcActivity], Any]]] = {
+    "process": lambda one: (one.proc.mesh, tuple(one.proc.point.values())),
+    "state": lambda one: (one.proc.state in FINE, one.proc.state),
+    "cpu": lambda one: -(one.cpu or 0.0),
+    "gpu": lambda one: (-one.proc.gpu_percent, -one.proc.gpu_memory_bytes),
+    "memory": lambda one: -one.proc.memory_bytes,
+    "runs": lambda one: -one.running,
+    "waits": lambda one: -one.queued,
+    "oldest call": lambda one: -one.oldest,
+    "in/s": lambda one: -one.received,
+    "out/s": lambda one: -one.sent,
+    "bytes/s": lambda one: -one.nbytes,
+    "actors": lambda one: one.actors,
+    "pid": lambda one: one.proc.pid,
+    "host": lambda one: one.proc.host,
+}
+"""Columns, those that are read most first, each with its sort key: the most urgent rows come first."""
 
-_KEYS: Final[tuple[Callable[[ProcActivity], Any], ...]] = (
-    lambda one: (one.proc.mesh, tuple(one.proc.point.values())),
-    lambda one: one.proc.pid,
-    lambda one: one.proc.host,
-    lambda one: (one.proc.state in FINE, one.proc.state),
-    lambda one: -(one.cpu or 0.0),
-    lambda one: (-one.proc.gpu_percent, -one.proc.gpu_memory_bytes),
-    lambda one: -one.running,
-    lambda one: -one.queued,
-    lambda one: -one.oldest,
-    lambda one: -one.received,
-    lambda one: -one.sent,
-    lambda one: -one.nbytes,
-    lambda one: -one.proc.memory_bytes,
-    lambda one: one.actors,
-)
-"""Sort key of each column: the most urgent rows come first."""
+COLUMNS: Final = tuple(_KEYS)
 
 
 def cells(one: ProcActivity) -> tuple[Text, ...]:
@@ -112,19 +97,19 @@ def cells(one: ProcActivity) -> tuple[Text, ...]:
     proc = one.proc
     values = (
         clean(proc.name),
-        str(proc.pid or ""),
-        clean(proc.host),
         state_of(proc),
         cpu_text(one),
         gpu_text(proc),
+        size(proc.memory_bytes) if proc.memory_bytes else "",
         str(one.running or ""),
         str(one.queued or ""),
         duration(one.oldest) if one.oldest else "",
         f"{one.received:.0f}",
         f"{one.sent:.0f}",
         f"{size(one.nbytes)}",
-        size(proc.memory_bytes) if proc.memory_bytes else "",
         one_line(", ".join(one.actors)),
+        str(proc.pid or ""),
+        clean(proc.host),
     )
     style = "" if proc.state in FINE else "red"
     return tuple(
@@ -140,7 +125,7 @@ _NAMES: Final = frozenset({"process", "host", "state", "actors"})
 def chosen(rows: Sequence[ProcActivity], column: int, wanted: str, *, is_reversed: bool = False) -> list[ProcActivity]:
     """Return the rows whose process, host, state or actors contain a text, sorted by a column, in either direction."""
     found = [one for one in rows if wanted in " ".join((one.proc.name, one.proc.host, one.proc.state, *one.actors))]
-    return sorted(found, key=_KEYS[column], reverse=is_reversed)
+    return sorted(found, key=_KEYS[COLUMNS[column]], reverse=is_reversed)
 
 
 def summary(seen: RunSnapshot, *, left_out: int = 0) -> Text:
@@ -148,15 +133,15 @@ def summary(seen: RunSnapshot, *, left_out: int = 0) -> Text:
     job = seen.job
     parts = ["a run" if job is None else f"run {job.pid}  {command_of(job.command, 60)}  {job.state}"]
     parts.append(f"{len(seen.procs)} processes: {common([proc.state for proc in seen.procs])}")
-    parts.append(f"{len(seen.calls)} calls under way")
+    parts.append(f"{len(seen.calls)} call{'s' * (len(seen.calls) != 1)} under way")
     if left_out:
         parts.append(f"{left_out} rows are not shown: / filters them")
     if seen.by == "thread":
         parts.append("its Trio loop does not run")
-    if seen.failures:
-        last = seen.failures[-1]
-        parts.append(f"{last.kind} {one_line(last.name, 40)}: {one_line(last.text, 80)}")
-    return Text("  |  ".join(parts), style="red" if seen.failures or seen.by == "thread" else "")
+    wrong = RunDiagnosis(seen).wrong
+    if wrong:
+        parts.append(one_line(wrong[0].title) + f" and {len(wrong) - 1} problems more" * (len(wrong) > 1))
+    return Text("  |  ".join(parts), style="red" if wrong or seen.by == "thread" else "")
 
 
 def detail(one: ProcActivity, calls: Sequence[CallRow]) -> Text:

@@ -68,8 +68,8 @@ class TopApp(App[None]):
     CSS = "#summary { height: auto; padding: 0 1; } #filter { display: none; } #filter.open { display: block; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "quit"),
-        Binding("s", "sort(1)", "sort by the next column"),
-        Binding("S", "sort(-1)", "by the one before"),
+        Binding("s", "sort(1)", "next column"),
+        Binding("S", "sort(-1)", "column before"),
         Binding("r", "reverse", "reverse"),
         Binding("slash", "filter", "filter"),
         Binding("escape", "clear", "show all", show=False),
