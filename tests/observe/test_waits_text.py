@@ -66,8 +66,8 @@ def test_ids_are_as_short_as_tells_them_apart() -> None:
 
 
 def test_places_are_short() -> None:
-    assert short_place('File "/home' + '/me/train.py", line 12, in step') == "train.py:12 in step"
-    assert short_place("/srv" + "/train.py:12 in step") == "train.py:12 in step"
+    assert short_place('File "work/train.py", line 12, in step') == "train.py:12 in step"
+    assert short_place("work/train.py:12 in step") == "train.py:12 in step"
     assert short_place("its process is silent") == "its process is silent"
 
 
