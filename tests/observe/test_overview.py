@@ -134,7 +134,8 @@ def test_deadlock_and_death_are_named() -> None:
                         ("Started", "trainers[gpus=0]", ""),
                         ("Died", "trainers[gpus=1]", text),
                         ("Died", "trainer[gpus=1]", text),
-                        ("Restarting", "trainers[gpus=1]", ""),
+                        ("Restarting", "trainers[gpus=1]", text),
+                        ("Restarted", "trainers[gpus=1]", ""),
                     ]
                 )
             ),
@@ -145,8 +146,8 @@ def test_deadlock_and_death_are_named() -> None:
     assert "wait for each other: a.step → b.step → a.step" in shown
     assert f"✗ {text}" in shown
     assert shown.count(text) == 2  # what is wrong, and one event
-    assert re.search(r"\d\d:\d\d:\d\d trainers\[gpus=1\] restarting", shown)
-    assert "started" not in shown
+    assert re.search(r"\d\d:\d\d:\d\d trainers\[gpus=1\] restarted", shown)
+    assert "trainers[gpus=0]" not in shown
 
 
 def waiting(one: str, other: str) -> CallRow:

@@ -124,7 +124,9 @@ def test_each_kind_of_fault_is_caused(kind: str, tmp_path: Path):
             trimesh.rdma.RDMABuffer(bytearray(10)) as memory,
         ):
             readers = await procs.spawn("readers", Noter)
-            plan = chaos.plan(**{"kill": float(kind == "spawn"), kind: 1.0}, every=(0.5, 2), spare=[procs.slice(gpus=1)])
+            plan = chaos.plan(
+                **{"kill": float(kind == "spawn"), kind: 1.0}, every=(0.5, 2), spare=[procs.slice(gpus=1)]
+            )
             async with chaos.safety(plan, duration=15, of=procs):
                 while True:
                     await readers.read.call_settled(memory)

@@ -1,6 +1,6 @@
 """Output below the running cell of a notebook, replaced as often as it changes: in Jupyter and in marimo.
 
-CE-1 Jupyter updates a display by its id from any thread. marimo takes output only from a thread that was made in the
+OC-1 Jupyter updates a display by its id from any thread. marimo takes output only from a thread that was made in the
      cell: one shows the newest that the others hand to it, and ends with `close`.
 """
 

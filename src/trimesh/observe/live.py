@@ -48,7 +48,7 @@ async def _live(overview: Overview, output: CellOutput | None) -> AsyncGenerator
             await trio.to_thread.run_sync(output.close)
 
 
-async def _seen(seconds: float) -> RunSnapshot:
+async def query_run(seconds: float) -> RunSnapshot:
     """Return a snapshot with the time of its query: processes answer then, and counts divided by it are rates."""
     at = time.time()
     return msgspec.structs.replace(await snapshot(seconds=seconds), taken_at=at)
@@ -60,13 +60,13 @@ async def _draw(overview: Overview, output: CellOutput, scope: trio.CancelScope,
         with scope:
             while True:
                 began_at = trio.current_time()
-                overview.add(await _seen(limits.OBSERVE_SECONDS))
+                overview.add(await query_run(limits.OBSERVE_SECONDS))
                 drawn_from = trio.current_time()
                 output.show(await trio.to_thread.run_sync(overview.html))
                 took = trio.current_time() - drawn_from
                 await trio.sleep_until(began_at + max(limits.LIVE_SECONDS, took / limits.LIVE_SHARE))
         with trio.move_on_after(limits.LIVE_LAST_SECONDS, shield=True):
-            overview.add(await _seen(limits.LIVE_LAST_SECONDS))
+            overview.add(await query_run(limits.LIVE_LAST_SECONDS))
         output.show(overview.html(has_ended=True))
     except Exception:  # noqa: BLE001 - whatever fails in the notebook, the run goes on
         _log.exception("the overview of the run is not shown any more: drawing it failed")

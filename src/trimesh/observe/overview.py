@@ -161,10 +161,10 @@ def _wrong(seen: RunSnapshot) -> Iterator[str]:
 
 
 def _events(seen: RunSnapshot) -> Iterator[str]:
-    told = dict[tuple[str, str], EventRow]()  # a death is an event of the process, and of each actor there
+    told = dict[str, EventRow]()  # a death is several events: of the process and its actors, and why they are restarted
     for event in reversed(seen.events):
         if event.kind != "Started":
-            told[event.kind, event.text] = event
+            told[event.text or f"{event.name} {event.kind}"] = event
     newest = sorted(told.values(), key=lambda event: -event.at)[: limits.LIVE_LINES]
     yield from _list([f"{_clock(event.at)} {_happened(event)}" for event in newest], "")
 
@@ -212,7 +212,7 @@ def _card(name: str, procs: Sequence[ProcRow], seen: RunSnapshot) -> tuple[str, 
         doing = "" if call is None else f", {call.endpoint} for {duration(call.age)}"
         memory = f", {size(proc.memory_bytes)}" * bool(proc.memory_bytes)
         titles[rank] = f"{proc.name}: {states[rank]}{doing}{memory}"
-    return mesh_card(f"{name}{extent}", extent, states, titles), len(states)
+    return mesh_card(f"{name}{extent or ''}", extent, states, titles), len(states)
 
 
 def _state(proc: ProcRow, actors: Iterable[ActorRow]) -> str:

@@ -29,6 +29,7 @@ import trio
 
 from trimesh import limits
 from trimesh._wire.exceptions.tracebacks import is_named, package_of_line
+from trimesh.errors import with_cells
 
 if TYPE_CHECKING:
     from trimesh._runtime.meshes.member import Member
@@ -286,6 +287,6 @@ class StallReport:
             f"{member.label} (pid {member.pid}) is stalled: its Trio loop has not run for {seconds:.1f} s. A call that "
             "blocks does this: await its async counterpart, or write a plain `def` under @endpoint(thread=True)"
         )
-        _log.warning("%s\n%s", text, shown_stack(stack) or "  its stack is not available")
+        _log.warning("%s\n%s", text, with_cells(shown_stack(stack)) or "  its stack is not available")
         for listener in self.listeners:
             listener(seconds, stack)
