@@ -27,6 +27,11 @@ class Keeper(Actor):
     async def hold(self) -> None:
         await trio.sleep_forever()
 
+    @endpoint
+    def pid(self) -> int:
+        """Return that of its process."""
+        return os.getpid()
+
 
 async def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     """Return exit code and output of a command."""
@@ -48,6 +53,18 @@ async def test_ps_shows_what_lives(capfd: pytest.CaptureFixture[str]):
         code, text = await told(capfd, "ps", "--json")
         [seen] = json.loads(text)
         assert [proc["name"] for proc in seen["procs"]] == ["controller", "procs[gpus=0]", "procs[gpus=1]"]
+
+
+async def test_number_of_a_worker_is_no_run(capfd: pytest.CaptureFixture[str]):
+    """Q19: the run that it belongs to is named."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        keepers = await procs.spawn("keepers", Keeper)
+        pid = await keepers.slice(gpus=1).pid.call_one()
+        assert (await trio.to_thread.run_sync(run, ("calls", "--pid", str(pid)))) == 3
+    said = capfd.readouterr().err
+    assert (
+        f"process {pid} as its controller; it is procs[gpus=1] of run {os.getpid()}: write --pid {os.getpid()}" in said
+    )
 
 
 OTHER_RUN = """

@@ -179,6 +179,18 @@ def test_death_and_restarts() -> None:
     assert is_wrong(seen)
 
 
+def test_lost_host_and_call_of_all() -> None:
+    """Q18: the host is named rather than one of its processes; a call of many is no line of each."""
+    lost = "HostLost: the host b was lost with all its processes: its agent sent nothing for 4 s"
+    rows = tuple(msgspec.structs.replace(died(rank, 1.0), text=lost) for rank in (1, 2))
+    calls = tuple(msgspec.structs.replace(call(rank, age=30.0), called=3) for rank in range(3))
+    seen = run_of(proc(0), proc(1, state="dead"), proc(2, state="dead"), calls=calls, events=rows, failures=rows)
+
+    assert shown(seen).startswith("a run: the host b was lost with all its processes: its agent sent nothing for 4 s; ")
+    assert shown(seen).splitlines()[1] == "    procs[gpus=1] and 1 more died"
+    assert "workers[gpus=0].step running" not in shown(seen)
+
+
 def test_many_processes_that_are_alike_are_counted() -> None:
     """Q18: those that run, and those with the same problem at the same line."""
     stack = 'File "train.py", line 3 in step'

@@ -128,7 +128,7 @@ def _how_ended(found: Autopsy) -> str:
         return "was killed from outside"
     if found.error.startswith("KeyboardInterrupt"):
         return "was stopped by Ctrl-C or trimesh stop"
-    if found.error.startswith("HostLost"):
+    if found.error.startswith("HostLost") or "HostLost: " in found.cause.text:
         return "lost a host"
     return "died with one of its processes" if found.cause.kind == "died" else f"raised {one_line(found.error)}"
 

@@ -16,6 +16,7 @@ from trimesh.cli.dashboard.problems import Problem, problems
 from trimesh.cli.text import (
     FINE,
     aligned,
+    call_groups,
     clean,
     common,
     event_text,
@@ -35,6 +36,9 @@ _SHOWN: Final = 20
 
 _SHOWN_ALIKE: Final = 8
 """Shown processes of one parent with the same problem at the same line."""
+
+_CALLS_ALIKE: Final = 2
+"""Members in the same call at the same line up to which it is shown at each: with more, it tells nothing of a rank."""
 
 _CUT_COLUMNS: Final = 60
 """Width of a terminal from which rows are cut at its edge: on a narrower one, names would be."""
@@ -147,10 +151,15 @@ class RunDiagnosis:
         return {graph.calls[call_id].name for one in graph.culprits() for call_id in one.cycle}
 
 
+_LOST: Final = "HostLost: "
+
+
 def _headline(one: Problem) -> tuple[str, str]:
     """Return the title of a problem, that of a death with how it came, and the rest of what is known."""
     if one.text.startswith("for "):
         return f"{one.title}, {one.text}", ""
+    if one.kind == "failure" and one.text.startswith(_LOST):
+        return one.text.removeprefix(_LOST), one.title
     start = f"ProcDied: {one.names[0]} " if one.names else ""
     if one.kind != "failure" or one.count > 1 or not start or not one.text.startswith(start):
         return one.title, one.text
@@ -241,7 +250,10 @@ class _Tree:
             self._children[proc.parent].append(proc)
         for actor in snapshot.actors:
             self._actors[actor.proc].append(actor)
+        alike = {call.id: len(group) for group in call_groups(snapshot.calls) for call in group}
         for call in snapshot.calls:
+            if alike[call.id] > _CALLS_ALIKE:
+                continue
             if call.state in ("running", "waiting") and call.age > getattr(self._oldest.get(call.name), "age", -1.0):
                 self._oldest[call.name] = call
         known = {proc.id for proc in snapshot.procs}
