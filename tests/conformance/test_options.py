@@ -145,6 +145,50 @@ async def test_call_tries_all_ranks_again_that_are_restarted_together(backend: B
         assert list(values.values()) == [2, 1, 2] if whole else [1, 1, 1]
 
 
+@pytest.mark.parametrize(("grace", "abandon_after"), [(0.2, None), (1.0, 0.1)])
+@pytest.mark.parametrize("is_from_actor", [False, True])
+async def test_ranks_that_hear_no_cancel_are_called_again(
+    backend: Backend, grace: float, abandon_after: float | None, *, is_from_actor: bool
+):
+    """C6, X4: as those in a collective. They end with the dead one, before the call has given them up or later."""
+    policy = Restart("one_for_all", backoff=Backoff(0.01))
+    async with (
+        backend.procs({"gpus": 3}, supervision=policy, grace=grace) as procs,
+        backend.procs({"others": 1}, name="others") as others,
+    ):
+        deaf = await procs.spawn("deaf", Deaf)
+        caller = await others.spawn("caller", DeafCaller)
+        call = caller.call.call_one if is_from_actor else call_deaf
+        async with trio.open_nursery() as nursery:
+            step = attempt(nursery, call, deaf, abandon_after)
+            await deaf.wait.call("deaf")
+            backend.kill(procs, 1)
+            assert await step.result() == [1, 1, 1]
+
+
+class Deaf(Probe):
+    """Hears no cancel in its first process."""
+
+    @endpoint(idempotent=True, concurrency=10)
+    async def step(self) -> int:
+        if trimesh.context(self).incarnation == 0:
+            self.notes.add("deaf")
+            with trio.CancelScope(shield=True):
+                await trio.sleep_forever()
+        return trimesh.context(self).incarnation
+
+
+async def call_deaf(deaf: Deaf, abandon_after: float | None) -> list[int]:
+    verb = deaf.step.options(retry=Retry(3), abandon_after=abandon_after)
+    return [*(await verb.call()).values()]
+
+
+class DeafCaller(Actor):
+    @endpoint
+    async def call(self, deaf: Deaf, abandon_after: float | None) -> list[int]:
+        return await call_deaf(deaf, abandon_after)
+
+
 @pytest.mark.parametrize("stage", ["before", "in", "after"])
 async def test_call_whose_ranks_meet_is_made_again_whole(backend: Backend, stage: str):
     """C6: whether a rank is lost before the others wait for it, while it waits with them, or when they have met."""

@@ -52,7 +52,18 @@ from trimesh.actor.options import Options, Retry, Spread, check_window
 from trimesh.actor.results import Results
 from trimesh.actor.view import MeshView
 from trimesh.config import current
-from trimesh.errors import MeshErrorGroup, Origin, RemoteCancelled, add_note, context_of, leaves, set_context, text_of
+from trimesh.errors import (
+    MeshErrorGroup,
+    MeshStopped,
+    Origin,
+    RemoteCancelled,
+    Unresponsive,
+    add_note,
+    context_of,
+    leaves,
+    set_context,
+    text_of,
+)
 from trimesh.shape.value_mesh import ValueMesh
 
 R = TypeVar("R")
@@ -61,6 +72,10 @@ Items = Iterable[Any] | AsyncIterable[Any]
 
 _AT_HAND: Final = frozenset((list, tuple, range, dict, set, frozenset, str, bytes, deque))
 """Types that yield their items without running user code, which may be slow."""
+
+
+_RESTARTED: Final = (MeshStopped, Unresponsive)
+"""What calls to ranks raise that a policy restarts because of another one: taken down, or before, silent."""
 
 
 class Unit(msgspec.Struct, eq=False):
@@ -548,12 +563,22 @@ async def _again_whole(
         try:
             return await verbs.run(verb, mesh, spec, bound, options)
         except MeshErrorGroup as group:
-            failures = [failure for failure in leaves(group) if isinstance(failure, Exception)]
-            if not all(retry.wants(failure, len(errors) + 1) for failure in failures):
+            if not _wants_whole(retry, mesh, group, len(errors) + 1):
                 with_earlier(group, errors)
                 raise
             errors.append(group)
         await _wait_for_retry(retry, len(errors))
+
+
+def _wants_whole(retry: Retry, mesh: MeshView, group: MeshErrorGroup, attempt: int) -> bool:
+    """Return whether to call all ranks again after the failures of an attempt.
+
+    Beside a failure that the retry names, those of ranks that are restarted because of it count as that one.
+    """
+    failures = [failure for failure in leaves(group) if isinstance(failure, Exception)]
+    wanted = {id(failure) for failure in failures if retry.wants(failure, attempt)}
+    all_end = mesh.info.replaces_all and any(isinstance(one, DEATHS) and id(one) in wanted for one in failures)
+    return all(id(one) in wanted or (all_end and isinstance(one, _RESTARTED)) for one in failures)
 
 
 class RankCalls(ItemMap[Any]):
