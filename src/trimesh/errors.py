@@ -399,8 +399,12 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         return f"{self.message}: {first_failure(self.failures)}"
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: places and text of each failure, equal ones of several members in one row."""
-        return _failures_table(list(leaves(self)), self.message)
+        """Return a table for notebooks, below a drawing of the mesh where several members failed.
+
+        Equal failures of several members are one row.
+        """
+        failures = list(leaves(self))
+        return _places_drawn(failures) + _failures_table(failures, self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the remote tracebacks, too: the default drops every cause (E04)."""
@@ -683,6 +687,21 @@ def _failures_table(failures: Sequence[BaseException], caption: str) -> str:
     for failure in failures:
         sets.setdefault(_key(failure) if isinstance(failure, Exception) else id(failure), []).append(failure)
     return table(("where", "process", "error"), map(_cells_of, sets.values()), len(sets), caption)
+
+
+def _places_drawn(failures: Sequence[BaseException]) -> str:
+    """Return a drawing of the mesh on which several members failed; empty if it was one, or on several meshes."""
+    from trimesh.mesh_drawing import mesh_card  # noqa: PLC0415 - only notebooks draw
+
+    places = [(where.mesh, where.point) for one in failures if (where := origin(one)) is not None]
+    meshes = {(mesh, point.extent): point.extent for mesh, point in places if point is not None}
+    ranks = {point.rank for _, point in places if point is not None}
+    if len(ranks) < 2 or len(meshes) > 1:
+        return ""
+    [((mesh, _), extent)] = meshes.items()
+    states = ["failed" if rank in ranks else "" for rank in range(extent.nelements)]
+    titles = [f"{place_name(mesh, point)}: failed" for point in extent.points()]
+    return mesh_card(f"{mesh}{dict(extent)}", extent, states, titles)
 
 
 def error_in_words(error: BaseException) -> str:

@@ -92,7 +92,7 @@ def mesh_card(caption: str, extent: Mapping[str, int], states: Sequence[str], ti
     """
     order = {state: number for number, state in enumerate(_LOOKS)}
     counts = sorted(Counter(filter(None, states)).items(), key=lambda one: (order.get(one[0], len(order)), one[0]))
-    parts = [f"<code>{_escaped(caption)}</code>"]
+    parts = [f"<code>{_escaped(caption)}</code>"] if caption else []
     parts += [f"<span>{_sample(state)} {count:,} {_escaped(state)}</span>" for state, count in counts]
     if len(states) > CELLS_MAX:
         parts.append(f"<span>the first {CELLS_MAX:,} of {len(states):,} are drawn</span>")

@@ -27,10 +27,16 @@ class Worker(Actor):
         while not until.exists():
             time.sleep(0.01)  # its loop does not turn
 
+    @endpoint
+    def odd(self) -> int:
+        if trimesh.context().point["gpus"] == 1:
+            raise LookupError("an odd one")
+        return 7
+
 
 def shown(handle: object) -> tuple[str, list[str]]:
     """Return the name above a drawing, and the titles of its cells, sorted."""
-    card = ElementTree.fromstring(handle._repr_html_())  # type: ignore[attr-defined]
+    card = ElementTree.fromstring(f"<div>{handle._repr_html_()}</div>")  # type: ignore[attr-defined]
     titles = [title.text or "" for title in card.iter("{http://www.w3.org/2000/svg}title")]
     return card.findtext(".//code") or "", sorted(titles)
 
@@ -74,6 +80,31 @@ async def test_member_that_is_being_restarted_says_so() -> None:
             await procs.kill([{"gpus": 1}])
             assert shown(procs)[1] == ["procs[gpus=0]: live", "procs[gpus=1]: restarting"]
             assert shown(workers)[1] == ["workers[gpus=0]: live", "workers[gpus=1]: restarting"]
+
+
+def test_failures_of_several_members_are_drawn() -> None:
+    """Q20: in values by the coordinates of the view, in a group by those of the mesh; equal ones are one row."""
+    with tb.spawn_procs({"hosts": 2, "gpus": 2}) as procs:
+        outcomes = procs.spawn("workers", Worker).odd.call_settled()
+    failed = trimesh.MeshErrorGroup("workers.odd failed", [one.error for one in outcomes if one.error is not None])
+
+    assert shown(outcomes)[1] == [
+        "[hosts=0,gpus=0]: returned",
+        "[hosts=0,gpus=1]: failed: LookupError: an odd one",
+        "[hosts=1,gpus=0]: returned",
+        "[hosts=1,gpus=1]: failed: LookupError: an odd one",
+    ]
+    assert shown(failed) == (
+        "workers{'hosts': 2, 'gpus': 2}",
+        ["workers[hosts=0,gpus=1]: failed", "workers[hosts=1,gpus=1]: failed"],
+    )
+    table = failed._repr_html_().partition("<table>")[2]
+    assert re.findall(">([^<>]+)</td>", table) == [
+        "workers[hosts=0..1,gpus=1]",
+        "2 processes",
+        " LookupError: an odd one",
+    ]
+    assert shown(trimesh.MeshErrorGroup("workers.odd failed", failed.failures[:1])) == ("", [])
 
 
 def test_this_host_is_drawn() -> None:

@@ -198,7 +198,7 @@ def test_table_that_is_cut_has_errors_first():
 
 def rows_of(values: ValueMesh[object]) -> list[list[str]]:
     """Return the texts of a table: its caption, then each row."""
-    table = ElementTree.fromstring(values._repr_html_())
+    table = ElementTree.fromstring(f"<div>{values._repr_html_()}</div>")
     return [
         ["".join(cell.itertext()) for cell in (row if len(row) and row.tag == "tr" else [row])]
         for row in table.iter()

@@ -163,16 +163,24 @@ class ValueMesh(Generic[T_co]):
         return f"ValueMesh({', '.join(shown)})"
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: coordinates and value of each member; where rows are left out, errors first."""
+        """Return a table for notebooks: coordinates and value of each member; where rows are left out, errors first.
+
+        A drawing above it shows where several members have errors.
+        """
         from trimesh.html_table import ROWS_MAX, ErrorCell, table  # noqa: PLC0415 - only notebooks ask
 
-        rows = [(*point.values(), _cell_of(value)) for point, value in self.items()]
+        cells = [(point, _cell_of(value)) for point, value in self.items()]
+        rows = [(*point.values(), cell) for point, cell in cells]
         failed = sum(isinstance(row[-1], ErrorCell) for row in rows)
         if len(rows) > ROWS_MAX:
             rows.sort(key=lambda row: not isinstance(row[-1], ErrorCell))
+        drawn = ""
+        if failed > 1:
+            words = [f"failed: {cell}" if isinstance(cell, ErrorCell) else "returned" for _, cell in cells]
+            drawn = drawing_of("", "", self.region, words)
         values = len(rows) - failed
         caption = f"{values} value{'s' * (values != 1)}, {failed} error{'s' * (failed != 1)}" if failed else ""
-        return table((*self.extent, "value"), rows, len(rows), caption)
+        return drawn + table((*self.extent, "value"), rows, len(rows), caption)
 
 
 def _cell_of(value: object) -> str:
@@ -282,7 +290,7 @@ def drawing_of(caption: str, name: str, region: Region, texts: Sequence[str]) ->
     from trimesh.mesh_drawing import mesh_card  # noqa: PLC0415 - only notebooks draw
 
     text_of = dict(zip(region.ranks(), texts, strict=True))
-    states = [text_of.get(rank, "").partition(" ")[0] for rank in region.table]
+    states = [text_of.get(rank, "").partition(" ")[0].rstrip(":") for rank in region.table]
     titles = [
         f"{place_name(name, region.base.point(rank))}: {text_of[rank]}" if rank in text_of else ""
         for rank in region.table
