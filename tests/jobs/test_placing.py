@@ -54,6 +54,12 @@ class Worker(Actor):
         assert share is not None
         return os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0)), list(share.gpus)
 
+    @endpoint
+    async def ranks(self) -> tuple[str, ...]:
+        """Return what torchrun would set."""
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return tuple(os.environ[name] for name in names)
+
     @endpoint(thread=True)
     def see_in_a_thread(self) -> list[str]:
         """Return the GPUs of its share."""
@@ -354,6 +360,20 @@ async def test_places_on_this_host_with_isolation() -> None:
             assert placement["a"].hosts == (hosts.names[1],)
             async with hosts.spawn_procs(on=placement["a"]) as procs:
                 assert len(await seen_by(procs)) == 1
+
+
+async def test_local_rank_is_the_index_of_the_device() -> None:
+    """H28: of those that the process sees, which are its own; without GPUs it counts the processes of its host."""
+    needs = {"trainers": Need(gpus=2, count=2), "others": Need(count=2)}
+    with trio.fail_after(HANG_SECONDS):
+        async with this_host().place(needs) as placement:
+            for name, local in (("trainers", [("0", "1")] * 2), ("others", [("0", "2"), ("1", "2")])):
+                async with this_host().spawn_procs(on=placement[name], rendezvous=True) as procs:
+                    found = (await (await procs.spawn("workers", Worker)).ranks.call()).values()
+                    assert [(one[1], one[3]) for one in found] == local
+                    assert [(one[0], one[2]) for one in found] == [("0", "2"), ("1", "2")]
+                    told = (await trimesh.spmd.env(procs)).values()
+                    assert [(one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in told] == local
 
 
 @pytest.mark.parametrize("pickle", ["on", "off"])

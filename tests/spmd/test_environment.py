@@ -12,4 +12,6 @@ def test_ranks_count_anew_on_each_host() -> None:
     assert [one["LOCAL_RANK"] for one in found] == ["0", "0", "1", "1"]
     assert [one["GROUP_RANK"] for one in found] == ["0", "1", "0", "1"]
     assert {one["LOCAL_WORLD_SIZE"] for one in found} == {"2"}
+    alone = environments([HostPlace("a", "node-a", is_alone=True)] * 2, 1234, "run")
+    assert [(one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"]) for one in alone] == [("0", "1")] * 2
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("node-a", "1234")}

@@ -197,6 +197,7 @@ class HostMesh:
                 inside do not inherit it.
             rendezvous: Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
                 does, and hold the port while the mesh lives: `torch.distributed.init_process_group()` finds the others.
+                A process on a place with GPUs (`on=`) sees only its own, and has LOCAL_RANK 0 of LOCAL_WORLD_SIZE 1.
             bind: CPUs of each process, among those of this one. "cores" gives each process its own share of the cores,
                 with their hardware threads; "numa" a share of the NUMA nodes, which several may have in common; a
                 function of the point and the cores (a tuple of sets of CPUs) returns a set of CPUs. None leaves all.

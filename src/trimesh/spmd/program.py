@@ -33,6 +33,7 @@ from trimesh._runtime.meshes import Rendezvous, says_peer_is_gone, text_says_pee
 from trimesh._runtime.system import Tail, host_name, run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.channel import open_channel
+from trimesh.actor.context import context
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import hosts_module
 from trimesh.actor.piped_command import Lines, PipedCommand, stream_name, text_of_line
@@ -353,10 +354,12 @@ class HostPlace(msgspec.Struct, frozen=True):
     Attributes:
         host: Identifies the host: equal for all ranks on it, and only for them.
         address: Address at which other hosts reach it.
+        is_alone: Whether the rank sees only GPUs of its own, from `cuda:0` on.
     """
 
     host: str
     address: str
+    is_alone: bool = False
 
 
 _NO_RESTARTS: Final = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
@@ -378,8 +381,8 @@ def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[di
         variables: Mapping[str, object] = {
             "RANK": rank,
             "WORLD_SIZE": len(places),
-            "LOCAL_RANK": before[place.host],
-            "LOCAL_WORLD_SIZE": sizes[place.host],
+            "LOCAL_RANK": 0 if place.is_alone else before[place.host],
+            "LOCAL_WORLD_SIZE": 1 if place.is_alone else sizes[place.host],
             "GROUP_RANK": hosts.index(place.host),
             "GROUP_WORLD_SIZE": len(hosts),
             "ROLE_NAME": "default",
@@ -416,8 +419,8 @@ class SPMDActor(Actor):
     @endpoint
     def place(self) -> HostPlace:
         """Return the host of this rank."""
-        host = host_name()
-        return HostPlace(host, host)
+        host, share = host_name(), context(self).share
+        return HostPlace(host, host, is_alone=share is not None and bool(share.gpus))
 
     @endpoint
     def get_host_port(self) -> tuple[str, int]:

@@ -47,7 +47,8 @@ class Launching:
         env = checked_variables(options.env(point) if callable(options.env) else options.env, "env")
         if options.rendezvous and not self._proc.is_simulated:
             self._rendezvous = self._rendezvous or Rendezvous()
-            env = {**self._rendezvous.environment(member.rank, len(whole)), **env}
+            is_alone = options.shares is not None and options.shares.has_gpus(member.rank)
+            env = {**self._rendezvous.environment(member.rank, len(whole), is_alone=is_alone), **env}
         settings = from_environment(options.settings, env)
         recorder = self._proc.recorder
         folder = "" if recorder is None or settings.record == "off" else str(recorder.path.parent)
@@ -187,15 +188,21 @@ class Rendezvous:
             self._socket.close()
             raise
 
-    def environment(self, rank: int, size: int) -> Mapping[str, str]:
-        """Return the variables with which `torch.distributed.init_process_group()` finds the others, as torchrun's."""
+    def environment(self, rank: int, size: int, *, is_alone: bool = False) -> Mapping[str, str]:
+        """Return the variables with which `torch.distributed.init_process_group()` finds the others, as torchrun's.
+
+        Args:
+            rank: Rank of the process.
+            size: Number of processes.
+            is_alone: Whether it sees only GPUs of its own, from `cuda:0` on.
+        """
         return {
             "MASTER_ADDR": _ADDRESS,
             "MASTER_PORT": str(self.port),
             "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": "0" if is_alone else str(rank),
             "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": "1" if is_alone else str(size),
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # the store of a torchrun that has started this program
         }
 

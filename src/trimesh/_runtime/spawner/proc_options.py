@@ -28,6 +28,10 @@ class Shares(Protocol):
         """Return the launch request of a process with its share, or with the function that adds it."""
         ...
 
+    def has_gpus(self, rank: int) -> bool:
+        """Return whether a process gets GPUs, so that it sees no others."""
+        ...
+
     def release(self) -> None:
         """Note that the mesh has ended. Idempotent."""
 

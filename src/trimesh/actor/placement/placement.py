@@ -334,6 +334,10 @@ class ClaimedPlaces:
             return self._completed(request)
         return msgspec.structs.replace(request, prepare=self._prepare)
 
+    def has_gpus(self, rank: int) -> bool:
+        """Return whether a process gets GPUs, so that it sees no others."""
+        return bool(self._reserved.slots[rank].share().gpus)
+
     async def _prepare(self, request: LaunchRequest, host: Any) -> LaunchRequest:
         account = self._reserved.slots[request.rank].account
         await account.follow(host.name, host, partial(self._grounds.inspect, account))
