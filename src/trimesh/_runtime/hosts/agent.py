@@ -149,9 +149,7 @@ class HostAgent:
             fds = fds[1:]
         if isinstance(answer, wire.Launched | wire.Connected) and len(fds) != 1:
             close_all(fds)
-            if isinstance(answer, wire.Launched) and isinstance(question, wire.Launch):
-                self._spawners.post(wire.Signal(question.config.proc_id, signal.SIGKILL))
-            self._send(_failure(question, number, "the agent has no descriptor left"))
+            self._fail(question, number, answer, "the agent has no descriptor left")
             return
         if isinstance(question, wire.Connect) and isinstance(answer, wire.Connected) and self._give(question, fds[0]):
             return
@@ -159,7 +157,14 @@ class HostAgent:
             answer,
             wire.Launched | wire.LaunchFailed | wire.Connected | wire.ConnectFailed | wire.ExitKnown | wire.Flushed,
         )
-        self._send(msgspec.structs.replace(answer, request=number), fds)
+        if refused := self._send(msgspec.structs.replace(answer, request=number), fds):
+            self._fail(question, number, answer, refused)
+
+    def _fail(self, question: _Question, number: int, answer: wire.AnyRecord, text: str) -> None:
+        """Report that an answer cannot be passed on; the process that it is about, if it is new, is killed."""
+        if isinstance(answer, wire.Launched) and isinstance(question, wire.Launch):
+            self._spawners.post(wire.Signal(question.config.proc_id, signal.SIGKILL))
+        self._send(_failure(question, number, text))
 
     def _give(self, question: wire.Connect, fd: int) -> bool:
         """Pass the end of a link to its agent, if there is a session with it; report that to the controller."""
@@ -192,13 +197,17 @@ class HostAgent:
         """Pass a record of the spawner on."""
         self._send(received.record, received.fds)
 
-    def _send(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> str:
+        """Send a record; return the limit that refuses it, or "". Where it had a socket, the other end sees an end."""
         try:
             self._pipe.put(record, fds)
             if not self._pipe.flush():
                 self._has_queued.set()
-        except (OSError, LimitExceeded):  # `_read` detects the loss; the record would be lost with the session anyway
-            return
+        except LimitExceeded as error:
+            return str(error)
+        except OSError:  # `_read` detects the loss; the record would be lost with the session anyway
+            pass
+        return ""
 
     async def _write(self) -> None:
         while True:

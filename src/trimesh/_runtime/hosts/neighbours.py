@@ -46,7 +46,7 @@ Connected = Callable[[HostConnection], None]
 """Callback that receives an authenticated connection from another agent."""
 
 
-_Report = Callable[[wire.AnyRecord, tuple[int, ...]], None]
+_Report = Callable[[wire.AnyRecord, tuple[int, ...]], object]
 """Callback that sends a record with descriptors to the controller, and then owns the descriptors."""
 _TakeAnswer = Callable[[wire.Answer, tuple[int, ...]], None]
 """Callback that receives the answer to a request of this host and owns its descriptors; drops unexpected answers."""
