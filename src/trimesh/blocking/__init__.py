@@ -13,6 +13,7 @@ from trimesh.blocking.calls import (
     Receiver,
     Verb,
     open_channel,
+    run,
 )
 from trimesh.blocking.meshes import (
     ActorMesh,
@@ -27,7 +28,7 @@ from trimesh.blocking.meshes import (
     this_host,
     this_proc,
 )
-from trimesh.blocking.work import CallFuture, Cancelled, TimeLimit, enter, fail_after, move_on_after, run
+from trimesh.blocking.work import CallFuture, Cancelled, TimeLimit, enter, fail_after, move_on_after
 
 __all__ = [
     "ActorMesh",

@@ -205,6 +205,22 @@ def home_of(value: Any) -> AnyBody | None:
     return value._home if _is_faced(value) else None  # noqa: SLF001
 
 
+def run(function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run an async function in Trio, inside the innermost block around the caller, and wait for its result.
+
+    For functions that have no blocking form: `run(buffer.read_into, tensor)`, `run(trimesh.fetch, value)`, or a
+    function of your own that uses the handles of `trimesh`: of a blocking mesh it gets the mesh of `trimesh`, for
+    example for tensors: `run(train, procs)`.
+
+    Raises:
+        Cancelled: The time limit around it expired, or the block was cancelled.
+        KeyboardInterrupt: Ctrl-C, in the main thread; the work was cancelled and has ended.
+        RuntimeError: The caller is a Trio task.
+        BaseException: Error of the function.
+    """
+    return wait(bound(function, args, kwargs))
+
+
 def bound(function: Callable[..., T], args: Iterable[Any], kwargs: Mapping[str, Any]) -> partial[T]:
     """Return a call with the objects inside its blocking arguments."""
     return partial(function, *map(inner_of, args), **{name: inner_of(value) for name, value in kwargs.items()})

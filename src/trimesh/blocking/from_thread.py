@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trimesh.blocking.work import run
+from trimesh.blocking.calls import run
 
 __all__ = ["run"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, TypeVarTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, TypeVarTuple, cast, overload
 
 from trimesh import programs
 from trimesh._runtime import channels
@@ -192,11 +192,22 @@ class ActorMesh(FacedHandle[actor_mesh.ActorMesh]):
         return found
 
 
+_OF_TENSORS: Final = frozenset(("activate", "device_mesh", "process_group", "rank_tensor", "run"))
+
+
 class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
     """A mesh of processes, or a view of some of them.
 
     `spawn` and `spawning` start actors; the other methods are those of `trimesh.ProcMesh`.
     """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_TENSORS:
+            raise AttributeError(
+                f"a blocking mesh has no {name!r}: write trimesh.blocking.run(function, procs) with an async function, "
+                f"in which procs.{name} works"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> type[A]:
         """Spawn an actor in every process of this mesh, or view, and wait until all are ready.

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, cast
 
@@ -534,21 +533,6 @@ def body_of(block: AbstractAsyncContextManager[T], what: str, home: AnyBody | No
 # ---- work: calls of async functions from this thread -----------------------------------------------------------------
 
 _END: Final = object()
-
-
-def run(function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run an async function in Trio, inside the innermost block around the caller, and wait for its result.
-
-    For functions that have no blocking form: `run(buffer.read_into, tensor)`, `run(trimesh.fetch, value)`, or a
-    function of your own that uses the handles of `trimesh`.
-
-    Raises:
-        Cancelled: The time limit around it expired, or the block was cancelled.
-        KeyboardInterrupt: Ctrl-C, in the main thread; the work was cancelled and has ended.
-        RuntimeError: The caller is a Trio task.
-        BaseException: Error of the function.
-    """
-    return wait(partial(function, *args, **kwargs))
 
 
 def wait(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -161,6 +162,12 @@ def team_of(mesh: ProcMesh, what: str) -> Team:
         RuntimeError: `mesh` is a reference, or `this_proc()`.
     """
     if not isinstance(mesh, ProcMesh):
+        given: Any = mesh
+        if type(given).__module__.startswith("trimesh.blocking"):
+            raise TypeError(
+                f"{what} a mesh of trimesh, got the blocking {given!r}: write trimesh.blocking.run(function, procs) "
+                "with an async function that works with its tensors"
+            )
         raise TypeError(f"{what} a mesh of processes, got {mesh!r}")
     owned, region = mesh.owned_view(f"{what} processes whose block is here")
     return in_trio_now(_open)(owned, region)
