@@ -632,8 +632,8 @@ class Inquiries:
         silent = [member for member in by_message if member.peer.proc_id not in question.views]
         asked.add([member for member in silent if member.stack_fd >= 0 and not member.gone.is_set()])
         far = [member for member in silent if member.stack_fd < 0 and not member.gone.is_set()]
-        states = await _states_of(far, min(seconds / 4, limits.OBSERVE_STATE_SECONDS))
         ends_at = time.monotonic() + seconds / 2
+        states = await _states_of(far, min(seconds / 4, limits.OBSERVE_STATE_SECONDS))
         while not asked.is_answered and time.monotonic() < ends_at:  # noqa: ASYNC110 - another process answers, by a file
             await trio.sleep(_POLL_SECONDS)
         return [look(proc), *below, *asked.views(), *states]
