@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -23,6 +24,8 @@ from tests.jobs.strangers import OpenDoor, certified, open_member_door, raw, s_c
 from trimesh import LinkLost, limits
 from trimesh._native import lib, tls
 from trimesh.ids import ProcId
+from trimesh.jobs import agent as agent_module
+from trimesh.jobs.addresses import held_port
 from trimesh.jobs.agent import HostProgram
 from trimesh.jobs.identity import Authority, Credentials
 from trimesh.jobs.launcher import AgentOrder
@@ -270,6 +273,33 @@ async def test_host_that_had_to_make_way_comes_again(tmp_path: Path) -> None:
         assert (await HostProgram(AgentOrder(door.door.expect(door.guest).text, (address,)))._join()).chain
         assert came == 3
         nursery.cancel_scope.cancel()
+
+
+async def test_host_that_waited_dials_until_its_relay_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H30: a relay that is being started again; other hosts say at once that nobody listens."""
+    async with open_member_door(tmp_path) as door, trio.open_nursery() as nursery:
+        with held_port() as port:
+            recorder, refused = Recorder(door.port), trio.Event()
+
+            async def dial(addresses: tuple[str, ...], connect_seconds: float) -> trio.SocketStream:
+                try:
+                    return await dial_once(addresses, connect_seconds)
+                except LinkLost:
+                    refused.set()
+                    raise
+
+            async def listen() -> None:
+                await refused.wait()
+                await trio.serve_tcp(recorder.serve, port, host="127.0.0.1")
+
+            order = AgentOrder(door.door.expect(door.guest).text, (f"127.0.0.1:{port}",))
+            with pytest.raises(LinkLost, match="the controller cannot be reached"):
+                await HostProgram(order)._join()
+            dial_once = agent_module._dial
+            monkeypatch.setattr(agent_module, "_dial", dial)
+            nursery.start_soon(listen)
+            assert (await HostProgram(msgspec.structs.replace(order, is_patient=True))._join()).chain
+            nursery.cancel_scope.cancel()
 
 
 async def test_member_whose_session_is_over_comes_no_further(tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ class _NotAdmitted(LinkLost):
     """The connection ended before the door decided."""
 
 
+class _Unreachable(LinkLost):
+    """No process listens at the addresses of the program."""
+
+
 class AgentState:
     """State file for probes: it holds one word, the state; its modification time shows that the agent runs."""
 
@@ -184,12 +188,17 @@ class HostProgram:
 
     async def _until_decided(self, once: Callable[[], Awaitable[T]]) -> T:
         """Dial the door until it decides: if many hosts come at once, it drops the slowest (JD-1)."""
+        until = trio.current_time() + (limits.HOST_REACH_SECONDS if self._order.is_patient else 0)
         with trio.move_on_after(limits.HOST_JOIN_SECONDS):
             while True:
                 try:
                     return await once()
                 except _NotAdmitted:
                     await trio.sleep(limits.DOOR_PATIENCE_SECONDS)
+                except _Unreachable:
+                    if trio.current_time() >= until:
+                        raise
+                    await trio.sleep(limits.HOST_REDIAL_SECONDS)
         seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
         raise LinkLost(f"the program at {', '.join(self._order.addresses)} did not let this host join within {seconds}")
 
@@ -393,7 +402,7 @@ async def _dial(addresses: tuple[str, ...], connect_seconds: float) -> trio.Sock
             problems.append(f"{address}: no answer within {connect_seconds:g} s")
         except OSError as error:
             problems.append(f"{address}: {error}")
-    raise LinkLost(f"the controller cannot be reached: {'; '.join(problems)}")
+    raise _Unreachable(f"the controller cannot be reached: {'; '.join(problems)}")
 
 
 def main() -> NoReturn:
@@ -502,7 +511,7 @@ def join(
                 "a host needs an address of the program, host:port, as an argument or behind the token in its file, "
                 "got none"
             )
-        return AgentOrder(token, tuple(addresses) or tuple(said), pki=pki)
+        return AgentOrder(token, tuple(addresses) or tuple(said), pki=pki, is_patient=wait is not None)
 
     be_agent(read_order, has_lifeline=False, state=state)
 

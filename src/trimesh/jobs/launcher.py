@@ -38,6 +38,8 @@ class AgentOrder(msgspec.Struct, frozen=True):
         env: Environment variables that the agent sets for itself and its processes.
         is_one_machine: Whether all hosts of the job are this machine, so that agents may meet at a loopback address.
         pki: Files with the user's certificates, which the agent reads; None takes a certificate of the mesh.
+        is_patient: Whether it dials again, for `limits.HOST_REACH_SECONDS`, if no process listens at the
+            addresses.
     """
 
     token: str
@@ -46,6 +48,7 @@ class AgentOrder(msgspec.Struct, frozen=True):
     env: Mapping[str, str] = {}
     is_one_machine: bool = False
     pki: OwnPKI | None = None
+    is_patient: bool = False
 
     def __repr__(self) -> str:
         return f"AgentOrder({', '.join(self.addresses)}, token not shown)"
