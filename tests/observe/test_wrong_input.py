@@ -62,8 +62,12 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return code, err
 
 
-def test_every_command_is_in_the_table() -> None:
+def test_every_command_is_in_the_table(capfd: pytest.CaptureFixture[str]) -> None:
     """A new command is added here, and to a group of `trimesh --help`."""
+    assert run(["--help"]) == 0
+    said = capfd.readouterr().out
+    groups = ("Look at a run", "Act on a run", "After a death", "Jobs and hosts", "Tools", "Options")
+    assert sorted(groups, key=said.index) == list(groups)
     names = {name for name in app if not name.startswith("-")}
     assert names == {command for command, *_ in OF_A_RUN} | set(OTHERS)
     assert all(str(app[name].group) != "Options" for name in names)
@@ -175,6 +179,7 @@ def _check_output(folder: Path) -> None:
         os.close(read)
         assert executed(command, stdout=write) == (0, ""), command
         os.close(write)
+    for command in READING[:2]:
         with open("/dev/full", "wb") as full:
             code, err = executed(command, stdout=full.fileno())
         assert (code, err) == (1, "trimesh: [Errno 28] No space left on device\n"), command
@@ -187,6 +192,11 @@ def _check_output(folder: Path) -> None:
         assert b"procs[gpus=1]" in on_terminal(columns, "ps").replace(b"\r\n", b"")
         assert b"keepers[gpus=0].hold" in on_terminal(columns, "calls").replace(b"\r\n", b"")
         assert b"Traceback" not in on_terminal(columns, "--help") + on_terminal(columns, "query", "select * from procs")
+    ours, theirs = pty.openpty()
+    os.close(ours)  # a closed terminal
+    with subprocess.Popen([sys.executable, "-m", "trimesh.cli", "ps"], stdout=theirs, stderr=theirs) as process:
+        assert process.wait(HANG_SECONDS) == 1
+    os.close(theirs)
     with subprocess.Popen(
         [sys.executable, "-m", "trimesh.cli", "logs", "-f"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as follower:

@@ -80,7 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         return 0
     except OSError as error:
-        sys.stderr.write(f"trimesh: {one_line(str(error))}\n")
+        with suppress(OSError):  # the terminal was closed
+            sys.stderr.write(f"trimesh: {one_line(str(error))}\n")
         return FOUND
     return code
 
@@ -398,4 +399,5 @@ app.command(run_script, name="run", group=_JOBS)
 app.command(spmd, group=_JOBS)
 for _app in (hosts, kept_jobs):
     _app.group = _JOBS
+    _app.group_commands = Group("Commands")
     app.command(_app)
