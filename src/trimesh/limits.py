@@ -647,6 +647,9 @@ DIRECT_ADDRESS_CHARS_MAX: Final = 270
 
 # ---- Agents and doors ----
 
+HOST_REACH_SECONDS: Final = 10.0
+"""Time for which a host that waited for its token dials addresses where no process listens: a relay may be
+started again there."""
 HOST_JOIN_SECONDS: Final = 60.0
 """Time from an agent's start until its host can start processes: ssh, an interpreter, an import over NFS, a spawner."""
 HOST_STOP_SECONDS: Final = 5.0

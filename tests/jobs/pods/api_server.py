@@ -377,8 +377,9 @@ async def forward(
         wanted = {"upgrade": "websocket", "connection": "upgrade", "sec-websocket-version": "13"}
         if not wanted.items() <= {key: value.lower() for key, value in headers.items()}.items():
             raise RefusedError(400, "BadRequest", "unable to upgrade: the request is no WebSocket's")
-        if headers.get("sec-websocket-protocol") != FORWARDS:
-            raise RefusedError(400, "BadRequest", f"unable to upgrade: {headers.get('sec-websocket-protocol')!r}")
+        offered = headers.get("sec-websocket-protocol", "").replace(" ", "").split(",")
+        if FORWARDS not in offered:
+            raise RefusedError(400, "BadRequest", f"unable to upgrade: no protocol of {offered} is {FORWARDS}")
     except RefusedError as error:
         await send(error.code, json.dumps(error.status).encode(), b"application/json")
         return

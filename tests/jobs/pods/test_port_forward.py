@@ -214,7 +214,7 @@ async def test_program_that_computes_keeps_its_hosts(cluster: Cluster) -> None:
 def test_program_that_was_killed_leaves_nothing(cluster: Cluster) -> None:
     """H30, H2: the relay pod ends when it hears no program, and deletes itself with all that belongs to it."""
     cluster.kubernetes.control(ttl=0.0)
-    shorter = "setattr(__import__('trimesh').limits, 'POD_RELAY_LEASE_SECONDS', 6.0)"
+    shorter = "setattr(__import__('trimesh').limits, 'POD_RELAY_LEASE_SECONDS', 15.0)"
     text = f"({shorter}, jobs.KubernetesJob(1, image={IMAGE!r}, via='port-forward'))[1]"
     check_killed_program(text, hosts=1, gpus=1)
 

@@ -36,7 +36,7 @@ _FORWARDS: Final = "v4.channel.k8s.io"
 """Protocol of forwards over WebSockets: a byte before each message is its channel, 0 for data, 1 for an error."""
 
 _DATA: Final = 0
-SWITCHING_PROTOCOLS: Final = 101
+_SWITCHING_PROTOCOLS: Final = 101
 CONFLICT: Final = 409
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
@@ -184,7 +184,7 @@ class Cluster:
                 )
                 await stack.enter_async_context(client)
                 socket = websockets.aconnect_ws(
-                    f"{auth.server}/api/v1/namespaces/{self.namespace}/pods/{pod}/portforward",
+                    f"{auth.server.rstrip('/')}/api/v1/namespaces/{self.namespace}/pods/{pod}/portforward",
                     client,
                     subprotocols=[_FORWARDS],
                     keepalive_ping_timeout_seconds=None,  # a pong waits behind bytes that the door does not take
@@ -196,9 +196,7 @@ class Cluster:
                 )
             except self._errors as error:
                 failure = self._api_error(error)
-                if (
-                    failure.status == UNAUTHORIZED
-                ):  # its token has expired; kr8s takes another one for its own calls only
+                if failure.status == UNAUTHORIZED:  # an expired token; kr8s replaces it in its own calls only
                     await auth.reauthenticate()
                 raise failure from error
             yield forward
@@ -229,7 +227,7 @@ class Cluster:
 
 
 async def _check_upgrade(response: Any) -> None:
-    if response.status_code != SWITCHING_PROTOCOLS:
+    if response.status_code != _SWITCHING_PROTOCOLS:
         await response.aread()
         response.raise_for_status()
 
@@ -238,7 +236,7 @@ class Forward:
     """Bytes to a port of a pod and back. Made by `Cluster.forward`.
 
     Attributes:
-        failure: Why it has ended, in the words of the API server; "" until then, and for a port that was closed.
+        failure: Why it has ended, in the words of the API server; "" until then, or without words.
     """
 
     def __init__(self, socket: Any, ended: tuple[type[Exception], ...]) -> None:
@@ -480,7 +478,7 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 _FIRST: Final = "trimesh-actors/first"
-RELAY_LABEL: Final = "trimesh-actors/relay"
+_RELAY: Final = "trimesh-actors/relay"
 RELAY_PLACE: Final = -1
 """Place of the relay pod, which is no host."""
 
@@ -542,7 +540,7 @@ def place_of(pod: Pod) -> int | None:
     """
     metadata = _part(pod, "metadata")
     labels = _part(metadata, "labels")
-    if RELAY_LABEL in labels:
+    if _RELAY in labels:
         return RELAY_PLACE
     first = str(labels.get(_FIRST) or "0")
     index = str(labels.get(_INDEX) or _part(metadata, "annotations").get(_INDEX) or "")

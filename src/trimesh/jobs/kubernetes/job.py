@@ -56,7 +56,8 @@ class KubernetesJob(Job):
 
     The cluster is that of kubectl's current context, or the one in which this program is a pod. Entering applies
     `manifests()` and waits until all pods run, for as long as queues and images take. Leaving, or a cancel while
-    entering, deletes the applied objects. Pods dial this program by TCP, so they must be able to reach `interface`.
+    entering, deletes the applied objects. Pods dial this program by TCP: they must be able to reach `interface`, or the
+    relay of `via`.
 
     Attributes:
         hosts: Number of pods, or a mapping of mesh names to numbers.

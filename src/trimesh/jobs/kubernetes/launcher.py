@@ -32,7 +32,6 @@ from trimesh.jobs.kubernetes import cluster as words
 from trimesh.jobs.kubernetes.cluster import (
     CONFLICT,
     NOT_FOUND,
-    RELAY_LABEL,
     RELAY_PLACE,
     ApiError,
     Cluster,
@@ -44,6 +43,7 @@ from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     JOBSET_VERSION,
     PORT_FORWARD,
+    RELAY_LABEL,
     RELAY_PORT,
     RUN_LABEL,
     KubernetesJob,

@@ -30,7 +30,8 @@ async def interface_towards(cluster: Cluster, interface: str | None, advertised:
     if is_loopback(found) and not advertised:
         raise SpawnError(
             f"pods must be able to reach this program, and its address towards the API server is {found}: pass "
-            "interface=, the address of this machine at which pods reach it, or advertise="
+            "interface=, the address of this machine at which pods reach it, or advertise=; a job with pods of its own "
+            'takes via="port-forward" instead'
         )
     return found
 

@@ -40,8 +40,10 @@ from trimesh.jobs.launcher import ChildAgent, start_child
 
 _log: Final = logging.getLogger("trimesh")
 _MODULE: Final = "trimesh.jobs.kubernetes.port_forward"
-_READY: Final = "trimesh-forward: ready"
-_READ_BYTES: Final = 1 << 16
+_STATE: Final = "trimesh-forward: "
+"""Prefix of a line about the forward to the relay: that it is ready, or why it has ended."""
+
+_READY: Final = f"{_STATE}ready"
 _RIGHT: Final = '{apiGroups: [""], resources: ["pods/portforward"], verbs: ["get", "create"]}'
 
 
@@ -78,19 +80,23 @@ class PortForwarder:
                 await child.stop()
             self.is_ready = False
             if not was_ready:
-                words = " | ".join(child.last_lines) or "no answer within limits.HOST_JOIN_SECONDS"
+                words = (
+                    " | ".join(line.removeprefix(_STATE) for line in child.last_lines)
+                    or "no answer within limits.HOST_JOIN_SECONDS"
+                )
                 self.failure = f"the relay pod cannot be reached by a port-forward of the API server: {words}"
             self._changed()
             await trio.sleep(limits.RELAY_RESTART_SECONDS)
 
     def _is_ready_now(self, line: str) -> bool:
-        self.is_ready = line == _READY
-        self._changed()
+        if line.startswith(_STATE):
+            self.is_ready = line == _READY
+            self._changed()
         return self.is_ready
 
     def _logged(self, line: str) -> bool:
         if not self._is_ready_now(line):
-            _log.warning("port-forward to the relay pod: %s", line)
+            _log.warning("port-forward to the relay pod: %s", line.removeprefix(_STATE))
         return False
 
 
@@ -138,7 +144,7 @@ class _Forwards:
 
     def _say(self, words: str) -> None:
         if words != self._last:
-            sys.stderr.write(f"{words}\n")
+            sys.stderr.write(f"{_STATE}{words}\n")
             sys.stderr.flush()
         self._last = words
 
@@ -153,7 +159,8 @@ class _Forwards:
         for pod in found:
             if words := hopeless(pod):
                 log = await self._cluster.log(name_of(pod), container)
-                raise SpawnError(f"the pod {name_of(pod)} cannot be the relay: {words}; its last words: {log}")
+                said = f"; its last words: {log}" if log else ""
+                raise SpawnError(f"the pod {name_of(pod)} cannot be the relay: {words}{said}")
         running = [name_of(pod) for pod in found if is_running(pod, container)]
         if not running:
             return "no relay pod runs"
@@ -177,7 +184,7 @@ class _Forwards:
                 if not data:
                     nursery.cancel_scope.cancel(reason="the forward has ended")
                     return forward.failure or "the connection broke"
-                self._say(_READY)
+                self._say("ready")
                 self._is_ready = True
                 self._wait = limits.RELAY_RESTART_SECONDS
                 for _ in range(data.count(b"+")):
@@ -201,17 +208,13 @@ class _Forwards:
                     await self._copy(forward)
             except ApiError:
                 await trio.sleep(limits.RELAY_RESTART_SECONDS)
-            except Exception as error:  # noqa: BLE001 - a broken connection is no loss: the host dials again
-                self._say(f"the connection of a host broke: {error}")
+            except Exception:  # noqa: BLE001 - a broken connection is no loss: the host dials again
                 return
             else:
                 return
 
     async def _copy(self, forward: Forward) -> None:
         await forward.send(b"D")
-        data = await forward.receive()
-        if not data:  # that host has left
-            return
         async with await trio.open_tcp_stream(LOOPBACK, self._order["door"]) as door, trio.open_nursery() as nursery:
 
             async def send() -> None:
@@ -220,9 +223,8 @@ class _Forwards:
                 nursery.cancel_scope.cancel(reason="the door has closed it")
 
             nursery.start_soon(send)
-            while data:
+            while data := await forward.receive():
                 await door.send_all(data)
-                data = await forward.receive()
             nursery.cancel_scope.cancel(reason="the host has closed it")
 
 
