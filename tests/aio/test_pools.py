@@ -153,7 +153,8 @@ def test_hedges(run: Callable[[Test], None]) -> None:
                     async with trimesh.aio.fail_after(0.1):
                         await pool.hold([0, 1])
                 found = pool.statistics()
-                assert (found.hedged, found.succeeded, found.cancelled, found.running) == (7, 5, 2, 0)
+                assert found.hedged in (6, 7)  # the last one may be too late for its second run
+                assert (found.succeeded, found.cancelled, found.running) == (5, 2, 0)
                 assert [one.running for one in found.replicas] == [0, 0]
 
     run(main)
@@ -170,7 +171,10 @@ def test_rates_of_requests_and_streams(run: Callable[[Test], None]) -> None:
                 start, begun = loop.time(), list[tuple[int, float]]()
 
                 async def ask(number: int) -> None:
-                    if number % 2:
+                    if number == 0:
+                        await pool.options(cost=40).answer("a")  # the next one begins two seconds later
+                        begun.append((number, 0.0))
+                    elif number % 2:
                         async with pool.stream.spell("ab", []) as letters:
                             begun.append((number, loop.time() - start))
                             assert [letter async for letter in letters] == ["a", "b"]
@@ -187,17 +191,17 @@ def test_rates_of_requests_and_streams(run: Callable[[Test], None]) -> None:
                 await asyncio.wait(tasks)
                 assert [task.cancelled() for task in tasks] == [False, False, True, True, False, False]
                 assert [number for number, _ in begun] == [0, 1, 4, 5]
-                assert all(seconds >= place / 20 - 0.001 for place, (_, seconds) in enumerate(begun))
-                async with pool.stream.spell("a", []) as letters:
-                    with pytest.raises(Overloaded, match="rate of 20 a second"):
-                        async with pool.options(when_full="refuse", cost=2).stream.spell("a", []):
-                            raise AssertionError
-                    assert "rate of 20 a second" in await generators.use_refused.call_one(pool)
-                    assert [letter async for letter in letters] == ["a"]
+                assert all(seconds >= 2 + place / 20 - 0.001 for place, (_, seconds) in enumerate(begun[1:], start=-1))
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(None) as limit, pool.stream.spell("a" * 1_000, []) as letters:
                         await expire(limit)
                         await anext(letters)
+                async with pool.options(cost=10_000).stream.spell("a", []) as letters:
+                    with pytest.raises(Overloaded, match="rate of 20 a second"):
+                        async with pool.options(when_full="refuse").stream.spell("a", []):
+                            raise AssertionError
+                    assert "rate of 20 a second" in await generators.use_refused.call_one(pool)
+                    assert [letter async for letter in letters] == ["a"]
                 found = pool.statistics()
                 assert (found.refused, found.cancelled, found.arriving, found.running) == (2, 3, 0, 0)
 
