@@ -40,6 +40,7 @@ ELSEWHERE: dict[str, tuple[frozenset[str], str]] = {
     "Q5": (frozenset({REAL}), "requests at a socket"),
     "Q6": (frozenset({REAL}), "files of processes"),
     "Q7": (frozenset({REAL}), "the same"),
+    "Q8": (frozenset({REAL}), "the same"),
     "Q10": (frozenset({REAL}), "the same"),
     "Q11": (frozenset({REAL}), "a terminal of a person"),
     "Q12": (frozenset({REAL}), "simulations export nothing"),

@@ -1064,6 +1064,8 @@ PAGE_SECONDS: Final = 1.0
 """Interval of snapshots while a browser has the page open: each queries every process."""
 PAGE_CLIENTS_MAX: Final = 8
 """Browsers that follow the page at a time: the tabs of a few people."""
+PAGE_RUNS_MAX: Final = 32
+"""Runs that one page has open: the records of dead runs that are kept, and as many living ones."""
 PAGE_REQUEST_BYTES_MAX: Final = 4_096
 """Body of one request to the page: the name of a process or call."""
 PAGE_HISTORY: Final = 1_000

@@ -90,7 +90,7 @@ def written(folder: Path) -> Past:
 
 
 def test_past_of_a_run_comes_from_its_history(tmp_path: Path):
-    """PK-1, PK-2: merged points, sums every 10 s, and each value once, also if the run has it, too."""
+    """PH-1, PH-2: merged points, sums every 10 s, and each value once, also if the run has it, too."""
     past = written(tmp_path)
     assert [one.at for one in past.sums] == [1_000.0 + second for second in range(0, 100, 10)]
     assert [(one.memory >> 20, one.cpu) for one in past.sums[:2]] == [(1, None), (11, 0.5)]

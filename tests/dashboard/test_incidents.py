@@ -32,6 +32,7 @@ from trimesh.cli.commands import newest_dead
 from trimesh.cli.dashboard.board import Board, see
 from trimesh.cli.dashboard.feed import PageFeed, RunSource
 from trimesh.cli.dashboard.problems import Problem
+from trimesh.cli.dashboard.runs import first_run
 from trimesh.cli.processes import run_lines
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot
@@ -220,8 +221,10 @@ def names_of(board: Any) -> list[str]:
 class Visitor:
     """A browser, as far as this test needs one."""
 
-    def __init__(self, port: int, token: str) -> None:
-        self.port, self.cookie = port, ""
+    def __init__(self, port: int, token: str, cookie: str = "") -> None:
+        self.port, self.cookie = port, cookie
+        if cookie:
+            return
         with closing(self._request(f"/?token={token}")) as answer:
             self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
 
@@ -236,9 +239,9 @@ class Visitor:
         with closing(self._request(path)) as answer:
             return json.loads(answer.read())
 
-    def board(self, state: str, is_whole: Callable[[Any], bool] = lambda _: True) -> Any:
+    def board(self, state: str, is_whole: Callable[[Any], bool] = lambda _: True, run: str = "") -> Any:
         """Return the first board that has a state, and has all that it should have."""
-        with closing(self._request("/api/stream")) as answer:
+        with closing(self._request(f"/api/stream?run={run}" if run else "/api/stream")) as answer:
             while line := answer.readline():
                 if not line.startswith(b"data: {"):
                     continue
@@ -267,3 +270,55 @@ async def test_act_that_is_refused_says_why():
         answer = await act(server, "kill", "7", await entered(server))
         assert (answer.status, json.loads(answer.text)["error"][:21]) == (502, "its process has ended")
         assert (await ask(server, "/api/session")).status == 401
+
+
+async def test_runs_are_listed_and_opened_one_beside_the_other():
+    """Q8: a living one, and a dead one with its cause, its processes and its calls, to which nothing can be done."""
+    with open_script(VICTIMS, "dies") as dead, staged("slow") as living:
+        assert dead.stdout is not None
+        assert dead.stdout.readline()
+        assert dead.stdin is None
+        dead.wait()
+        with trio.fail_after(HANG_SECONDS):
+            async with serving(None) as server:
+                cookie = await entered(server)
+                entries = json.loads((await ask(server, "/api/runs", cookie=cookie)).text)
+                assert [(one["pid"], one["is_alive"]) for one in entries] == [(living.pid, True), (dead.pid, False)]
+                assert "procs[gpus=1] has died first" in entries[1]["text"]
+                assert entries[1]["command"]
+                for entry, state in zip(entries, ("live", "ended"), strict=True):
+                    await trio.to_thread.run_sync(_first_board, server.port, cookie, entry["key"], state)
+                key = entries[1]["key"]
+                places = json.loads((await ask(server, f"/api/places?run={key}", cookie=cookie)).text)
+                assert [name for _, name, *_ in places] == [f"procs[gpus={rank}]" for rank in range(4)]
+                path = f"/api/tasks?run={key}&millis=600000&procs={places[1][0]}"
+                assert "workers.die" in json.loads((await ask(server, path, cookie=cookie)).text)["endpoints"]
+                answer = await act(server, f"kill?run={key}", places[0][0], cookie)
+                assert (answer.status, "has ended, got a request to kill" in answer.text) == (502, True)
+                for wrong in ("../x", "1", ""):
+                    assert (await ask(server, f"/api/detail?run={wrong}", cookie=cookie)).status == 502
+                await act(server, f"kill?run={living.pid}", "1", cookie)
+
+
+def _first_board(port: int, cookie: str, key: str, state: str) -> None:
+    visitor = Visitor(port, "", cookie)
+    board = visitor.board(state, lambda board: board["meshes"] != [], run=key)
+    if state == "ended":
+        assert board["problems"][0]["names"] == ["procs[gpus=1]"]
+        assert [one["kind"] for one in board["problems"]] == ["ended"]
+
+
+@pytest.mark.daily
+def test_page_begins_with_the_only_living_run():
+    """Q8: else with the list; without any run it is an error."""
+    with pytest.raises(ConnectError, match="no run of this user"):
+        first_run(None)
+    with staged("slow") as one:
+        found = first_run(None)
+        assert found is not None
+        assert found.pid == one.pid
+        found.close()
+        with staged("slow"):
+            assert first_run(None) is None
+        with pytest.raises(ConnectError, match="no run of this user has process 1"):
+            first_run(1)

@@ -33,12 +33,14 @@ def dashboard(
 ) -> int:
     """Serve a web page on a run at 127.0.0.1: meshes, calls, wait graph, time lines, failures, logs, stacks.
 
+    If several runs live, or none does and dead ones have left flight records, the page begins with the list of runs.
+
     Prints an address with a token, which admits one browser; another browser needs the address printed next.
     From another machine: `ssh -L 8787:127.0.0.1:8787 HOST`, with `--port 8787` here. Runs until Ctrl-C, even after the
     run has ended. It needs starlette and anycorn: pip install 'trimesh-actors[dashboard]'.
 
     Args:
-        pid: Process id of the controller.
+        pid: Process id of the controller; otherwise the only living run, else the list.
         port: Port to listen at; 0 takes a free one.
         prefix: Prefix of all paths of the page, for a proxy that serves it there: `--prefix /runs/train`.
         allow_host: Host name under which such a proxy serves the page; can be repeated.
@@ -47,7 +49,7 @@ def dashboard(
     Exit codes: 0 ended by Ctrl-C, 1 a package is missing, 2 wrong usage, or the port is taken, 3 there is no run.
     """
     try:
-        from trimesh.cli.dashboard.feed import RunSource  # noqa: PLC0415 - as below
+        from trimesh.cli.dashboard.runs import first_run  # noqa: PLC0415 - as below
         from trimesh.cli.dashboard.site import PageServer, checked_prefix  # noqa: PLC0415 - packages may be missing
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("anycorn", "starlette"):
@@ -55,7 +57,7 @@ def dashboard(
         sys.stderr.write("trimesh: dashboard needs starlette and anycorn: pip install 'trimesh-actors[dashboard]'\n")
         return 1
     logging.basicConfig(level=logging.WARNING)
-    source = RunSource(pid)
+    source = first_run(pid)
 
     def say() -> None:
         sys.stdout.write(f"{server.address}\n")
@@ -72,5 +74,6 @@ def dashboard(
         sys.stderr.write(f"trimesh: {error}\n")
         return 2
     finally:
-        source.close()
+        if source is not None:
+            source.close()
     return 0

@@ -112,7 +112,7 @@ class Curves:
         return len(self._points)
 
     def add(self, samples: Sequence[SampleRow]) -> None:
-        """Add logged values, but for those that the history had (PK-2)."""
+        """Add logged values, but for those that the history had (PH-2)."""
         for sample in samples:
             if sample.at <= self._since:
                 continue

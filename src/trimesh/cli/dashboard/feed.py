@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -41,6 +41,20 @@ from trimesh.observe import (
 )
 
 
+class ShownRun(Protocol):
+    """A run that the page shows; its methods may block."""
+
+    def snapshot(self) -> RunSnapshot: ...
+    def output(self, after: int) -> Sequence[OutputRow]: ...
+    def samples(self, after: int) -> tuple[int, Sequence[SampleRow]]: ...
+    def past(self, after: float, *, curves: bool) -> Past: ...
+    def kill(self, proc_id: str) -> None: ...
+    def cancel(self, call_id: str) -> None: ...
+    def has_ended(self) -> bool: ...
+    def cause(self) -> Cause | None: ...
+    def close(self) -> None: ...
+
+
 class PageFeed:
     """The newest board of one run.
 
@@ -54,33 +68,35 @@ class PageFeed:
         curves: Curves of the program's metrics.
     """
 
-    def __init__(self, source: RunSource, every: float = limits.PAGE_SECONDS) -> None:
+    def __init__(self, source: ShownRun, every: float = limits.PAGE_SECONDS) -> None:
         self.seen: SeenRun | None = None
         self.followers = 0
         self.curves = Curves()
         self._source = source
         self._every = every
-        self._data = self._kept = b""
+        self._data = b""
         self._number = 0
         self._history = deque[BoardSums](maxlen=limits.PAGE_HISTORY)
         self._changed = trio.Event()
         self._wanted = trio.Event()
 
     async def run(self) -> None:
-        """Poll until cancelled: once at the start, then while a browser follows (DX-4)."""
+        """Poll until the run has ended: once at the start, then while a browser follows (DX-4)."""
         while True:
             begun_at = trio.current_time()
             try:
                 seen, data, history = await trio.to_thread.run_sync(self._look, self.seen)
             except ConnectError as error:
                 await self._lost(str(error))
+                if self.seen is not None and self.seen.board.state == "ended":
+                    return
             else:
                 self._history += history
                 self._publish(seen, data)
             await trio.sleep_until(begun_at + self._every)
             if not self.followers:
                 self._wanted = trio.Event()
-                self._kept, self._data = self._data or self._kept, b""  # the next browser waits for a new snapshot
+                self._data = b""  # the next browser waits for a new snapshot
                 await self._wanted.wait()
 
     async def follow(self) -> AsyncGenerator[bytes, None]:
@@ -123,10 +139,6 @@ class PageFeed:
         has_ended = await trio.to_thread.run_sync(self._has_ended)
         before = self.seen if self.seen is not None else _nothing()
         state = "ended" if has_ended else "silent"
-        if before.board.state == "ended":
-            if not self._data:
-                self._publish(before, self._kept)
-            return
         cause = await trio.to_thread.run_sync(self._source.cause) if has_ended else None
         seen = with_end(before, state, said, cause, number=self._number + 1)
         self._publish(seen, _event("board", page_json(seen.board)))

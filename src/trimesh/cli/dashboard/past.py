@@ -1,7 +1,7 @@
 """The past of a run, from its history: sums of resources and points of curves, for a page that is opened late.
 
-PK-1 Points of curves are merged in the query: at most `limits.PAGE_CURVE_POINTS` of a curve are read.
-PK-2 Values logged before `until` come from the history, later ones from the run, so that none counts twice.
+PH-1 Points of curves are merged in the query: at most `limits.PAGE_CURVE_POINTS` of a curve are read.
+PH-2 Values logged before `until` come from the history, later ones from the run, so that none counts twice.
 """
 
 from __future__ import annotations

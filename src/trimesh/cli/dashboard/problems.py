@@ -101,6 +101,8 @@ def problems(seen: RunSnapshot, cause: Cause | None = None, *, names_max: int = 
         names_max: Greatest number of members that a problem names.
     """
     failures = list(_failures(seen))
+    if cause is not None and cause.name:  # the death that has ended the run is one problem
+        failures = [one for one in failures if cause.name not in (*one.names, *one.parts)]
     graph = WaitGraph(seen)
     found = [] if cause is None else [_ended(cause)]
     found += [one for one in failures if one.kind == "failure"]

@@ -11,6 +11,7 @@ GU-5 Every response denies the browser the features that the page does not need.
 
 from __future__ import annotations
 
+import gzip
 import hmac
 import json
 import logging
@@ -24,7 +25,7 @@ from contextlib import aclosing
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 from urllib.parse import parse_qs
 
 import trio
@@ -37,9 +38,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trimesh import limits
 from trimesh._runtime.tasks import open_heard_signals
+from trimesh.cli.dashboard.board import SeenRun
 from trimesh.cli.dashboard.detail import detail, page_json
-from trimesh.cli.dashboard.feed import PageFeed, RunSource
+from trimesh.cli.dashboard.feed import PageFeed, ShownRun
 from trimesh.cli.dashboard.hosts import host_table
+from trimesh.cli.dashboard.runs import OpenRun, OpenRuns
 from trimesh.cli.dashboard.timeline import latencies_of, one_call, places, task_stream, trace
 from trimesh.cli.logs import log_groups
 from trimesh.errors import ConnectError
@@ -55,15 +58,16 @@ _TYPES: Final = {
 }
 
 
-def make_site(feed: PageFeed, source: RunSource) -> Starlette:
-    """Return the page of a run, without its guard."""
-    pages = _Pages(feed, source)
+def make_site(runs: OpenRuns) -> Starlette:
+    """Return the page of some runs, without its guard. The parameter `run` of a request names one of them."""
+    pages = _Pages(runs)
     files = _files()
     return Starlette(
         routes=[
             Route("/", partial(_static, files), name="page"),
             Route("/static/{name:path}", partial(_static, files)),
             Route("/api/session", pages.session),
+            Route("/api/runs", pages.runs),
             Route("/api/stream", pages.stream),
             Route("/api/detail", pages.detail),
             Route("/api/stacks", pages.stacks),
@@ -75,27 +79,30 @@ def make_site(feed: PageFeed, source: RunSource) -> Starlette:
             Route("/api/call", pages.call),
             Route("/api/trace", pages.trace),
             Route("/api/curves", pages.curves),
-            Route("/api/kill", partial(pages.act, source.kill), methods=["POST"]),
-            Route("/api/cancel", partial(pages.act, source.cancel), methods=["POST"]),
+            Route("/api/kill", partial(pages.act, "kill"), methods=["POST"]),
+            Route("/api/cancel", partial(pages.act, "cancel"), methods=["POST"]),
         ],
         exception_handlers={ValueError: _wrong, ConnectError: _silent},
     )
 
 
-def _files() -> dict[str, tuple[bytes, str]]:
-    """Return the files of the page with their types; read once, so that no request names a path on disk."""
-    found = dict[str, tuple[bytes, str]]()
+def _files() -> dict[str, tuple[bytes, bytes, str]]:
+    """Return the files of the page, also compressed, with their types; no request names a path on disk."""
+    found = dict[str, tuple[bytes, bytes, str]]()
     for path in _STATIC.rglob("*"):
         if path.suffix in _TYPES:
-            found[str(path.relative_to(_STATIC))] = path.read_bytes(), _TYPES[path.suffix]
+            data = path.read_bytes()
+            found[str(path.relative_to(_STATIC))] = data, gzip.compress(data), _TYPES[path.suffix]
     return found
 
 
-async def _static(files: dict[str, tuple[bytes, str]], request: Request) -> Response:
+async def _static(files: dict[str, tuple[bytes, bytes, str]], request: Request) -> Response:
     name = request.path_params.get("name", "index.html")
     if name not in files:
         return PlainTextResponse("the page has no such file: open /\n", status_code=404)
-    data, kind = files[name]
+    data, packed, kind = files[name]
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(packed, media_type=kind, headers={"content-encoding": "gzip", "vary": "accept-encoding"})
     return Response(data, media_type=kind)
 
 
@@ -139,76 +146,75 @@ class _Events(Response):
 class _Pages:
     """Handlers of the page's requests."""
 
-    def __init__(self, feed: PageFeed, source: RunSource) -> None:
-        self._feed = feed
-        self._source = source
+    def __init__(self, runs: OpenRuns) -> None:
+        self._runs = runs
+
+    async def _run(self, request: Request) -> OpenRun:
+        return await self._runs.get(request.query_params.get("run", ""))
 
     async def session(self, request: Request) -> Response:
-        """Return the header token that actions need."""
-        return _json({"act": request.state.act_token})
+        """Return the header token that actions need, and whether the command has named a run."""
+        return _json({"act": request.state.act_token, "has_first": self._runs.has_first})
 
-    async def stream(self, _: Request) -> Response:
+    async def runs(self, _: Request) -> Response:
+        """Return the runs that can be shown."""
+        return _json(await trio.to_thread.run_sync(self._runs.list.entries))
+
+    async def stream(self, request: Request) -> Response:
         """Return boards as events, until the browser goes."""
-        if self._feed.followers >= limits.PAGE_CLIENTS_MAX:
+        feed = (await self._run(request)).feed
+        if feed.followers >= limits.PAGE_CLIENTS_MAX:
             most = f"limits.PAGE_CLIENTS_MAX ({limits.PAGE_CLIENTS_MAX})"
             return PlainTextResponse(f"at most {most} browsers can follow: close one\n", status_code=503)
-        return _Events(self._feed)
+        return _Events(feed)
 
     async def detail(self, request: Request) -> Response:
         """Return the details of a member."""
-        found = None
-        if self._feed.seen is not None:
-            found = detail(self._feed.seen, request.query_params.get("name", ""))
+        seen = (await self._run(request)).feed.seen
+        found = None if seen is None else detail(seen, request.query_params.get("name", ""))
         return _json({"error": "this member is gone"}) if found is None else _json(found)
 
-    async def stacks(self, _: Request) -> Response:
+    async def stacks(self, request: Request) -> Response:
         """Return stacks, equal ones once."""
-        seen = self._feed.seen
+        seen = (await self._run(request)).feed.seen
         found = shared_stacks(RunSnapshot(taken_at=0.0) if seen is None else seen.snapshot)
         return _json(found[: limits.PAGE_ROWS_MAX])
 
     async def logs(self, request: Request) -> Response:
         """Return output lines after a line number."""
         after = _whole(request, "after", 0, 2**53)
-        rows = await trio.to_thread.run_sync(self._source.output, after)
+        rows = await trio.to_thread.run_sync((await self._run(request)).source.output, after)
         groups = log_groups(rows[-limits.PAGE_LINES_MAX :])
         lines = [{"row": row, "names": members[:4], "count": len(members)} for row, members in groups]
         return _json({"lines": lines, "newest": rows[-1].number if rows else after})
 
-    async def curves(self, _: Request) -> Response:
+    async def curves(self, request: Request) -> Response:
         """Return the curves of the program's metrics."""
-        curves = self._feed.curves
+        curves = (await self._run(request)).feed.curves
         return _json({"curves": list(curves.shown()), "left_out": curves.left_out})
 
     async def hosts(self, request: Request) -> Response:
         """Return the hosts and their processes, sorted by a column."""
-        self._snapshot()
-        assert self._feed.seen is not None
         query = request.query_params
-        return _json(host_table(self._feed.seen, query.get("sort", "memory"), query.get("name", "")))
+        return _json(host_table(await self._seen(request), query.get("sort", "memory"), query.get("name", "")))
 
-    async def places(self, _: Request) -> Response:
+    async def places(self, request: Request) -> Response:
         """Return the rows of the time line."""
-        return _json(places(self._snapshot()))
+        return _json(places((await self._seen(request)).snapshot))
 
     async def tasks(self, request: Request) -> Response:
         """Return the time lines of the named processes, at most `limits.PAGE_TASK_PROCS`."""
-        period = _period(request, self._snapshot())
-        return _json(await trio.to_thread.run_sync(task_stream, self._procs(request), *period))
+        seen = (await self._seen(request)).snapshot
+        return _json(await trio.to_thread.run_sync(task_stream, _procs(request, seen), *_period(request, seen)))
 
     async def latencies(self, request: Request) -> Response:
         """Return durations of calls by endpoint, of the named processes."""
-        period = _period(request, self._snapshot())
-        return _json(await trio.to_thread.run_sync(latencies_of, self._procs(request), *period))
-
-    def _procs(self, request: Request) -> list[ProcRow]:
-        procs = {proc.id: proc for proc in self._snapshot().procs}
-        wanted = request.query_params.get("procs", "").split(",")[: limits.PAGE_TASK_PROCS]
-        return [procs[one] for one in wanted if one in procs]
+        seen = (await self._seen(request)).snapshot
+        return _json(await trio.to_thread.run_sync(latencies_of, _procs(request, seen), *_period(request, seen)))
 
     async def call(self, request: Request) -> Response:
         """Return one call of a process, by its number."""
-        seen = self._snapshot()
+        seen = (await self._seen(request)).snapshot
         proc = next((one for one in seen.procs if one.id == request.query_params.get("proc")), None)
         number = _whole(request, "number", 0, 2**53)
         found = None if proc is None else await trio.to_thread.run_sync(one_call, seen, proc, number)
@@ -218,7 +224,7 @@ class _Pages:
 
     async def trace(self, request: Request) -> Response:
         """Return the time line of all processes as a file for Perfetto."""
-        seen = self._snapshot()
+        seen = (await self._seen(request)).snapshot
         since, seconds = _period(request, seen)
         if seen.job is None or not seen.job.record:
             raise ValueError("this run keeps no flight records: TRIMESH_RECORD must not be off")
@@ -226,16 +232,24 @@ class _Pages:
         name = f"trimesh-{seen.job.pid}.json"
         return Response(data, headers={"content-disposition": f'attachment; filename="{name}"'})
 
-    def _snapshot(self) -> RunSnapshot:
-        if self._feed.seen is None:
+    async def _seen(self, request: Request) -> SeenRun:
+        seen = (await self._run(request)).feed.seen
+        if seen is None:
             raise ValueError("there is no snapshot of the run yet")
-        return self._feed.seen.snapshot
+        return seen
 
-    async def act(self, act: Callable[[str], None], request: Request) -> Response:
+    async def act(self, what: Literal["kill", "cancel"], request: Request) -> Response:
         """Kill a process, or cancel a call."""
         target = await _target(request)
-        await trio.to_thread.run_sync(act, target)
+        source = (await self._run(request)).source
+        await trio.to_thread.run_sync(source.kill if what == "kill" else source.cancel, target)
         return _json({})
+
+
+def _procs(request: Request, seen: RunSnapshot) -> list[ProcRow]:
+    procs = {proc.id: proc for proc in seen.procs}
+    wanted = request.query_params.get("procs", "").split(",")[: limits.PAGE_TASK_PROCS]
+    return [procs[one] for one in wanted if one in procs]
 
 
 def _period(request: Request, seen: RunSnapshot) -> tuple[float, float]:
@@ -283,10 +297,10 @@ ADDRESS = "127.0.0.1"
 
 
 class PageServer:
-    """The page of one run.
+    """The page of the runs of this user.
 
     Args:
-        source: The run.
+        source: The run that it begins with; None for the list of runs.
         port: Port to listen at; 0 for a free one.
         prefix: Prefix of all paths: "" or "/a/b".
         hosts: Allowed host names besides those of this machine.
@@ -296,12 +310,12 @@ class PageServer:
     Attributes:
         port: Port at which it listens.
         door: Tokens and sessions.
-        feed: Boards of the run.
+        runs: The open runs.
     """
 
     def __init__(
         self,
-        source: RunSource,
+        source: ShownRun | None,
         *,
         port: int = 0,
         prefix: str = "",
@@ -313,8 +327,8 @@ class PageServer:
         self.port: int = self._sock.getsockname()[1]
         self._prefix = prefix
         self.door = PageDoor(on_used)
-        self.feed = PageFeed(source, every)
-        self._app: Any = Guard(make_site(self.feed, source), self.door, prefix=prefix, hosts=hosts, port=self.port)
+        self.runs = OpenRuns(source, every)
+        self._app: Any = Guard(make_site(self.runs), self.door, prefix=prefix, hosts=hosts, port=self.port)
 
     @property
     def address(self) -> str:
@@ -339,7 +353,7 @@ class PageServer:
         config.include_server_header = False
         config.keep_alive_timeout = 60
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.feed.run)
+            nursery.start_soon(self.runs.run)
             await serve(self._app, config, shutdown_trigger=trio.sleep_forever, mode="asgi")
 
 

@@ -39,8 +39,10 @@ export function rounded(number) {
   return number >= 10 ? String(Math.round(number)) : String(Number(number.toPrecision(2)));
 }
 
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 }); // to make one takes longer than to use it
+
 export function count(number) {
-  return Math.round(number).toLocaleString("en");
+  return whole.format(number);
 }
 
 /** 1 call, 2 calls, 1 process, 2 processes */
@@ -53,4 +55,16 @@ export function clock(at, withMillis = false) {
   const date = new Date(at * 1e3);
   const text = date.toTimeString().slice(0, 8);
   return withMillis ? `${text}.${String(date.getMilliseconds()).padStart(3, "0")}` : text;
+}
+
+/** 2026-11-28 14:03:12, of Unix time, in the time zone of the browser */
+export function day(at) {
+  const date = new Date(at * 1e3);
+  const two = (number) => String(number).padStart(2, "0");
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${clock(at)}`;
+}
+
+/** The command line without the path of its interpreter. */
+export function shortened(command) {
+  return command.replace(/^\S*\/python[\d.]* /, "");
 }

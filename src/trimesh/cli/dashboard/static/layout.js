@@ -28,15 +28,30 @@ const DIGIT = 7;
  * @param bars bars of a cell
  */
 export function layOut(sizes, cells, width, height, zoom, bars) {
+  const key = [sizes, cells, width, height, zoom, bars].join(";");
+  if (!known.has(key)) {
+    if (known.size > 100) known.clear();
+    known.set(key, found(sizes, cells, width, height, zoom, bars));
+  }
+  return known.get(key);
+}
+
+const known = new Map(); // meshes keep their extent from board to board
+
+function found(sizes, cells, width, height, zoom, bars) {
   const modes = modesOf(bars);
   let at = modes.length - 1;
   const fits = (mode) => {
-    const found = arranged(sizes, cells, width, height, mode);
-    return cells <= mode.cells && found.width <= width && found.height <= height && (mode.kind === "square" || !found.isWrapped);
+    const one = arranged(sizes, cells, width, height, mode);
+    return cells <= mode.cells && one.width <= width && one.height <= height && (mode.kind === "square" || !one.isWrapped);
   };
   while (at > 0 && !fits(modes[at])) at -= 1;
   at = Math.min(modes.length - 1, Math.max(0, at + zoom));
-  return arranged(sizes, cells, width, height, modes[at]);
+  const layout = arranged(sizes, cells, width, height, modes[at]);
+  layout.xs = new Int32Array(cells);
+  layout.ys = new Int32Array(cells);
+  for (let cell = 0; cell < cells; cell += 1) [layout.xs[cell], layout.ys[cell]] = layout.place(cell);
+  return layout;
 }
 
 function arranged(sizes, cells, width, height, mode) {

@@ -124,10 +124,8 @@ function draw(canvas, frame, grid, layout, bars, colourBy, chosen, { width, heig
   pen.translate(-dx, -dy);
   marks(pen, grid, layout, low, high);
   const cells = [];
-  for (let cell = 0; cell < grid.letters.length; cell += 1) {
-    const [, y] = layout.place(cell);
-    if (y + layout.high >= low && y <= high) cells.push(cell);
-  }
+  const { ys } = layout;
+  for (let cell = 0; cell < ys.length; cell += 1) if (ys[cell] + layout.high >= low && ys[cell] <= high) cells.push(cell);
   if (layout.kind === "square") squares(pen, grid, layout, cells, colourBy, ratio);
   else for (const cell of cells) (layout.kind === "bars" ? barred : panel)(pen, grid, layout, cell, bars, colourBy, ratio);
   if (chosen >= 0 && chosen < grid.letters.length) {
@@ -186,7 +184,7 @@ function colourOf(grid, cell, colourBy) {
 }
 
 function squares(pen, grid, layout, cells, colourBy, ratio) {
-  const side = layout.wide;
+  const { wide: side, xs, ys } = layout;
   const values = valuesOf(grid, colourBy);
   const most = colourBy === "state" ? 1 : fullOf(grid, colourBy);
   const plain = new Map(); // colour: cells that are filled with it
@@ -194,20 +192,15 @@ function squares(pen, grid, layout, cells, colourBy, ratio) {
     const letter = grid.letters[cell];
     const isMeasured = colourBy !== "state" && !isWrong(letter) && letter !== ".";
     const colour = isMeasured ? ramp((values[cell] || 0) / most, 32) : filling(letter);
-    if (colour === null) {
-      const [x, y] = layout.place(cell);
-      pen.drawImage(sprite(letter, side, ratio), x, y, side, side);
-    } else if (plain.has(colour)) plain.get(colour).push(cell);
+    if (colour === null) pen.drawImage(sprite(letter, side, ratio), xs[cell], ys[cell], side, side);
+    else if (plain.has(colour)) plain.get(colour).push(cell);
     else plain.set(colour, [cell]);
   }
   const gap = gapOf(side);
   for (const [colour, some] of plain) {
     pen.fillStyle = colour;
     pen.beginPath();
-    for (const cell of some) {
-      const [x, y] = layout.place(cell);
-      pen.rect(x + gap, y + gap, side - 2 * gap, side - 2 * gap);
-    }
+    for (const cell of some) pen.rect(xs[cell] + gap, ys[cell] + gap, side - 2 * gap, side - 2 * gap);
     pen.fill();
   }
 }

@@ -3,11 +3,12 @@
 import { html, render } from "./markup.js";
 import { WORDS, forgetColours } from "./cells.js";
 import { Sample } from "./meshes.js";
-import { age, clock, count, many, size } from "./format.js";
+import { age, clock, count, day, many, shortened, size } from "./format.js";
 import { Aside, look, selectByName } from "./detail.js";
 import { Dialog } from "./act.js";
 import { Problems, openedProblem } from "./problems.js";
-import { follow } from "./run.js";
+import { begin, follow } from "./run.js";
+import { Runs } from "./runs.js";
 import { listen } from "./keys.js";
 import { onChange, store, update } from "./store.js";
 import { TABS } from "./tabs.js";
@@ -17,6 +18,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 function Page({ store }) {
   const { board } = store;
+  if (store.isList) return html`<${Runs} />`;
   if (!board) return html`<p class="starting">${store.connection === "lost" ? "the page's server does not answer ..." : "asking the run ..."}</p>`;
   const { shows: Tab } = TABS.find((tab) => tab.key === store.tab);
   const problem = openedProblem();
@@ -49,17 +51,13 @@ function Head({ store }) {
   const cut = Object.entries(board.left_out).map(([table, number]) => `${count(number)} ${table}`);
   const processes = Object.values(board.procs).reduce((sum, number) => sum + number, 0);
   const controller = board.meshes.find((grid) => grid.kind === "procs" && grid.name === "controller");
-  return html`<h1>${job ? html`run ${job.pid} <span class="command" title=${job.command}>${shortened(job.command)}</span>` : "a run"}</h1>
-    ${job && html`<span>${job.state}${job.started_at ? ` for ${age(board.at - job.started_at)}` : ""}${job.stopping.length ? `: ${job.stopping.join(", ")}` : ""}</span>`}
+  return html`<a href="?runs" title="all runs of this user">runs</a>
+    <h1>${job ? html`run ${job.pid} <span class="command" title=${job.command}>${shortened(job.command)}</span>` : "a run"}</h1>
+    ${job && html`<span>${board.state === "ended" ? "ran" : job.state}${job.started_at ? ` for ${age(board.at - job.started_at)}` : ""}${job.stopping.length ? `: ${job.stopping.join(", ")}` : ""}</span>`}
     ${controller && html`<${Controller} grid=${controller} scheme=${store.scheme} />`}
     <span>${many(processes, "process")}: ${states.join(", ")}</span>
     ${cut.length > 0 && html`<span class="dim">not shown: ${cut.join(", ")}</span>`}
     <${Connection} store=${store} />`;
-}
-
-/** The command line without the path of its interpreter. */
-function shortened(command) {
-  return command.replace(/^\S*\/python[\d.]* /, "");
 }
 
 function Controller({ grid, scheme }) {
@@ -71,9 +69,9 @@ function Controller({ grid, scheme }) {
 
 function Connection({ store }) {
   const { board, connection } = store;
-  if (connection === "lost") return html`<p class="connection bad" role="alert">the page's server does not answer; seen last at ${clock(board.at)}</p>`;
-  if (board.state === "ended") return html`<p class="connection bad" role="alert">the run has ended; seen last at ${clock(board.at)}</p>`;
-  if (board.state === "silent") return html`<p class="connection bad" role="alert">no answer: ${board.said}; seen last at ${clock(board.at)}</p>`;
+  if (connection === "lost") return html`<p class="connection bad" role="alert">the page's server does not answer; last seen ${clock(board.at)}</p>`;
+  if (board.state === "ended") return html`<p class="connection bad" role="alert">the run has ended; last seen ${day(board.at)}</p>`;
+  if (board.state === "silent") return html`<p class="connection bad" role="alert">no answer: ${board.said}; last seen ${clock(board.at)}</p>`;
   if (board.by === "thread") return html`<p class="connection bad" role="alert">the Trio loop of the controller does not run; a thread answers for it</p>`;
   return html`<p class="connection"><span class="pulse" aria-hidden="true">●</span> live ${clock(board.at)}</p>`;
 }
@@ -97,5 +95,8 @@ root.replaceChildren();
 onChange(paint);
 dark.addEventListener("change", paint);
 listen();
-follow();
 paint();
+begin().then(
+  (isRun) => (isRun ? follow() : update({ isList: true })),
+  () => update({ connection: "lost" }),
+);

@@ -3,19 +3,30 @@
 import { store, update } from "./store.js";
 
 const HISTORY_MAX = 1000;
+const RUN = new URLSearchParams(location.search).get("run"); // null: the one that the command has named
 let actToken = "";
+
+/** Return the address of a question about the run that is shown. */
+export function addressOf(path, values = {}) {
+  const query = new URLSearchParams({ ...values, ...(RUN === null ? {} : { run: RUN }) }).toString();
+  return `api/${path}${query && `?${query}`}`;
+}
 
 /** Return the answer to a question; throw an Error in words where there is none. */
 export async function ask(path, values = {}) {
-  const query = new URLSearchParams(values).toString();
-  const answer = await fetch(`api/${path}${query && `?${query}`}`, { credentials: "same-origin" });
-  return await read(answer);
+  return await read(await fetch(addressOf(path, values), { credentials: "same-origin" }));
+}
+
+/** Return whether there is a run to show; else the runs are listed. */
+export async function begin() {
+  const session = await ask("session");
+  actToken = session.act;
+  return RUN !== null || (session.has_first && !new URLSearchParams(location.search).has("runs"));
 }
 
 /** Have something done: "kill" a process, "cancel" a call. */
 export async function act(what, target) {
-  if (!actToken) actToken = (await ask("session")).act;
-  const answer = await fetch(`api/${what}`, {
+  const answer = await fetch(addressOf(what), {
     method: "POST",
     credentials: "same-origin",
     headers: { "content-type": "application/json", "x-trimesh-token": actToken },
@@ -38,7 +49,7 @@ async function read(answer) {
 
 /** Follow the run; the browser connects again by itself. Each board is measured, from its coming to the drawn page. */
 export function follow() {
-  const source = new EventSource("api/stream");
+  const source = new EventSource(addressOf("stream"));
   source.onopen = () => update({ connection: "open" });
   source.onerror = () => update({ connection: "lost" });
   source.addEventListener("history", (event) => {

@@ -1,6 +1,7 @@
 // What the page shows now. One object, changed by `update`, after which the whole page is rendered anew.
 
 export const store = {
+  isList: false, // whether the runs are listed
   board: null, // what the run does, see board.py
   history: [], // sums of earlier looks, oldest first
   connection: "opening", // "open", "lost"

@@ -3,7 +3,7 @@
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./markup.js";
 import { palette } from "./cells.js";
-import { ask } from "./run.js";
+import { addressOf, ask } from "./run.js";
 import { clock, count, latency } from "./format.js";
 import { selectByName } from "./detail.js";
 import { store, update } from "./store.js";
@@ -126,7 +126,7 @@ export function Tasks({ store }) {
         ${SECONDS.map((one) => html`<option key=${one} value=${one}>${one} s</option>`)}
       </select></label>
       <button type="button" aria-pressed=${String(until > 0)} onClick=${() => setUntil(until ? 0 : board.at * 1e3)}>${until ? "follow" : "hold"}</button>
-      <a href=${`api/trace?${new URLSearchParams({ millis, until: Math.round(end) })}`} download>save for Perfetto</a>
+      <a href=${addressOf("trace", { millis, until: Math.round(end) })} download>save for Perfetto</a>
       <span class="dim">drag to zoom, or turn the wheel on the axis (with Ctrl anywhere); double-click for the last 10 s</span>
     </p>
     ${error && html`<p class="cut">${error}</p>`}
