@@ -133,7 +133,8 @@ class PageFeed:
         sums = _timed(seen, before)
         board = msgspec.structs.replace(seen.board, sums=sums, curves=len(self.curves))
         seen = msgspec.structs.replace(seen, board=board)
-        return seen, _event("board", page_json(seen.board)), [*past.sums, sums]
+        before_it = [one for one in past.sums if one.at < sums.at]
+        return seen, _event("board", page_json(seen.board)), [*before_it, sums]
 
     async def _lost(self, said: str) -> None:
         has_ended = await trio.to_thread.run_sync(self._has_ended)

@@ -42,7 +42,7 @@ export const MEASURES = {
   state: { title: "state" },
   cpu: { title: "CPU", short: "CPU", full: 100, text: (value) => `${value} %`, isBar: true },
   gpu: { title: "GPU", short: "GPU", full: 100, text: (value) => `${value} %`, isBar: true },
-  memory: { title: "memory", short: "mem", full: 1, text: (value) => size(value * 1024 * 1024), isBar: true },
+  memory: { title: "memory", short: "mem", full: 1, text: (value) => (value < 1024 ? `${value} MiB` : size(value * 1024 * 1024)), isBar: true },
   rate: { title: "messages/s", short: "msg/s", full: 1, text: (value) => count(value), isBar: true },
   depth: { title: "mailbox depth", short: "queued", full: 1, text: (value) => `${value} queued` },
   age: { title: "oldest call", short: "call", full: 1, text: (value) => (value < 60 ? `${value.toFixed(1)} s` : duration(value)), isBar: true },

@@ -36,7 +36,7 @@ export function size(bytes) {
 
 /** 0, 0.04, 1.4, 12 */
 export function rounded(number) {
-  return number >= 10 ? String(Math.round(number)) : String(Number(number.toPrecision(2)));
+  return String(Number(number.toFixed(number >= 10 ? 0 : number >= 1 ? 1 : 2)));
 }
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 }); // to make one takes longer than to use it

@@ -30,12 +30,12 @@ export function Hosts({ store }) {
     <${Table}
       heads=${["host", "state", "#processes", "#not running", "#CPU, in cores", "#memory", ...(hasGpus ? ["#GPU", "#GPU memory"] : []), "#network/s", "session"]}
       rows=${kept.hosts.map((one) => [
-        one.host.name || "this host", html`<span class=${one.host.state === "running" ? "" : "wrong"}>${one.host.state === "silent" ? "does not answer" : one.host.state}</span>`,
+        one.host.name || "this host", html`<${State} host=${one.host} />`,
         count(one.host.procs), one.host.failed || "", rounded(one.cpu), size(one.memory), ...gpu(one), size(one.nbytes),
         one.host.is_insecure ? html`<span class="wrong">without TLS</span>` : "",
       ])}
     />
-    <h3>processes ${kept.left_out > 0 && html`<span class="dim">${count(kept.left_out)} more are not shown: sort or filter</span>`}</h3>
+    <h2>processes ${kept.left_out > 0 && html`<span class="dim">${count(kept.left_out)} more are not shown: sort or filter</span>`}</h2>
     <${Table}
       heads=${["process", "host", "#pid", "state", "#CPU", "#memory", ...(hasGpus ? ["#GPU", "#GPU memory"] : []), "#network/s"]}
       sorts=${["name", "host", "", "", "cpu", "memory", ...(hasGpus ? ["gpu", ""] : []), "nbytes"]}
@@ -46,4 +46,10 @@ export function Hosts({ store }) {
         `${Math.round(one.cpu * 100)} %`, size(one.memory), ...gpu(one), size(one.nbytes),
       ])}
     />`;
+}
+
+function State({ host }) {
+  if (host.state === "silent") return html`<span class="wrong">does not answer</span>`;
+  if (host.failed === host.procs) return html`<span class="wrong">no process runs</span>`;
+  return host.state;
 }

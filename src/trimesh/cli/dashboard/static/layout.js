@@ -10,7 +10,7 @@ export const BAR = 6; // height of a bar without
 const modesOf = (bars) => [
   ...SQUARES,
   { kind: "bars", wide: 60, high: 12 + bars * BAR, most: 176, cells: 128 },
-  { kind: "panel", wide: 112, high: 8 + HEAD + bars * WORD, most: 220, cells: 16 },
+  { kind: "panel", wide: 130, high: 8 + HEAD + bars * WORD, most: 220, cells: 16 },
 ];
 
 const LINE_MAX = 32; // cells of a single dimension in one line

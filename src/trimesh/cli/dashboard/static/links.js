@@ -7,7 +7,7 @@ import { Name, Table } from "./table.js";
 export function Links({ store }) {
   const { board, filter } = store;
   const has = (...names) => !filter || names.join(" ").includes(filter);
-  return html`<h3>links, those that wait for a slow peer first</h3>
+  return html`<h2>links, those that wait for a slow peer first</h2>
     <${Table}
       heads=${["from", "to", "#sent", "#received", "#bytes/s", "#bytes waiting here", "#waiting for room", "#dropped"]}
       rows=${board.links.filter((use) => has(use.proc, use.peer)).map(({ proc, peer, link, nbytes }) => [
@@ -15,9 +15,9 @@ export function Links({ store }) {
         size(nbytes), link.queued_bytes ? size(link.queued_bytes) : "", link.waiting || "", link.dropped_frames || "",
       ])}
     />
-    <h3>memory that others may reach</h3>
+    <h2>memory that others may reach</h2>
     <${Table} heads=${["process", "what", "name", "#size"]} rows=${board.grants.filter((one) => has(one.proc, one.name)).map((one) => [one.proc, one.kind, one.name, size(one.nbytes)])} />
-    <h3>versions of tensors</h3>
+    <h2>versions of tensors</h2>
     <${Table}
       heads=${["process", "by", "#latest", "#slots", "pinned", "#size", "#readers", "#unread", ""]}
       rows=${board.publications.filter((one) => has(one.proc, one.member)).map((one) => [

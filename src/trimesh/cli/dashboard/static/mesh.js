@@ -271,7 +271,7 @@ function panel(pen, grid, layout, cell, bars, colourBy, ratio) {
     pen.textAlign = "right";
     pen.fillStyle = c.ink;
     if (key !== "age" || value || (grid.oldest || [])[cell]) pen.fillText(key === "depth" ? String(value) : MEASURES[key].text(value), x + layout.wide - 9, line + 6);
-    if (layout.wide > 145) bar(pen, grid, cell, key, x + 15 + words, line + 4, layout.wide - 82 - words, 5);
+    if (layout.wide > 145) bar(pen, grid, cell, key, x + 15 + words, line + 4, layout.wide - 86 - words, 5);
   });
 }
 

@@ -74,7 +74,7 @@ function Card({ card, store, width }) {
   const nearer = (step) => setZoom(Math.max(-9, Math.min(11, step)));
   return html`<section class="card mesh" aria-label=${`mesh ${card.name}`}>
     <header>
-      <h3 class="name">${card.name}</h3>
+      <h2 class="name">${card.name}</h2>
       <span class="choices" role="group" aria-label=${`what of ${card.name} is shown`}>
         ${card.grids.map(
           (one) => html`<button type="button" key=${keyOfTab(one)} aria-pressed=${String(one === grid)} onClick=${() => setShown(keyOfTab(one))}>

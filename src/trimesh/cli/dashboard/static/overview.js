@@ -65,7 +65,7 @@ function LastEvents({ board }) {
   const shown = grouped(board.events).slice(0, EVENTS);
   return html`<section class="card last" aria-label="last events">
     <header>
-      <h3>last events</h3>
+      <h2>last events</h2>
       <button type="button" class="link" onClick=${() => update({ tab: "events" })}>all ${count(board.events.length)}</button>
     </header>
     ${!shown.length && html`<p class="dim">no member has started, died or stalled since the run was opened</p>`}

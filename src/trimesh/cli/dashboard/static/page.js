@@ -24,13 +24,13 @@ function Page({ store }) {
   const problem = openedProblem();
   return html`<header><${Head} store=${store} /></header>
     <${Problems} board=${board} opened=${store.opened} folded=${store.folded} scheme=${store.scheme} />
-    <nav role="tablist" aria-label="what is shown">
+    <nav aria-label="tabs">
       ${TABS.map(
         (tab, at) => html`<button
           key=${tab.key}
           type="button"
-          role="tab"
-          aria-selected=${String(tab.key === store.tab)}
+          class="tab"
+          aria-current=${tab.key === store.tab ? "page" : undefined}
           onClick=${() => update({ tab: tab.key })}
         ><kbd>${(at + 1) % 10}</kbd> ${tab.title}${tab.of ? html` <span class="dim">${count(tab.of(board))}</span>` : ""}</button>`,
       )}
@@ -38,7 +38,7 @@ function Page({ store }) {
       <button type="button" onClick=${() => update({ dialog: "keys" })}><kbd>?</kbd> keys</button>
     </nav>
     <div class=${`body ${store.detail || problem || store.call ? "split" : ""}`}>
-      <main role="tabpanel" aria-label=${store.tab}><${Tab} store=${store} /></main>
+      <main aria-label=${store.tab}><${Tab} store=${store} /></main>
       ${(store.detail || problem || store.call) && html`<${Aside} problem=${problem} call=${store.call} detail=${store.detail} said=${store.said} scheme=${store.scheme} />`}
     </div>
     <${Dialog} dialog=${store.dialog} />`;

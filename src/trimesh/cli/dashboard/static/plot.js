@@ -90,12 +90,12 @@ export function Chart({ data, unit = "number", isTime, isBand = false, fromZero 
       {
         width: box.current.clientWidth,
         height: box.current.clientHeight,
-        padding: [5, 8, 0, 0],
+        padding: [5, isTime ? 26 : 12, 0, 0],
         legend: { show: false },
         cursor: { show: false },
         scales: { x: { time: false }, y: { range } },
         axes: [
-          { ...axis, size: 26, gap: 2, space: isTime ? 74 : 50, ...(isTime ? { incrs: SECONDS, values: times } : { incrs: UNITS.count.incrs, values: (_, splits) => splits.map(count) }) },
+          { ...axis, size: 26, gap: 2, space: isTime ? 62 : 34, ...(isTime ? { incrs: SECONDS, values: times } : { incrs: UNITS.count.incrs, values: (_, splits) => splits.map(count) }) },
           { ...axis, size: (_, texts) => 12 + 6.5 * Math.max(1, ...(texts || []).map((one) => one.length)), gap: 3, space: 15, ...(incrs ? { incrs } : {}), values: (_, splits) => splits.map(text) },
         ],
         series: [{}, ...(isBand ? [edge, edge, line(0)] : data.slice(1).map((_, at) => line(at)))],

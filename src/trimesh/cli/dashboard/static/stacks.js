@@ -21,7 +21,7 @@ export function Stacks({ store }) {
   if (!shown.length) return html`<p class="dim">no stack is known: no call runs, and all loops turn</p>`;
   return shown.map(
     (one, at) => html`<section key=${at} class="shared">
-      <h3>${one.what} <span class="dim">×${one.members.length}</span></h3>
+      <h2>${one.what} <span class="dim">×${one.members.length}</span></h2>
       <p>
         ${one.members.slice(0, NAMES).map((name) => html`<button key=${name} type="button" class="link" onClick=${() => selectByName(name)}>${name}</button> `)}
         ${one.members.length > NAMES && html`<span class="dim">and ${one.members.length - NAMES} more</span>`}

@@ -285,6 +285,7 @@ function paint(canvas, lines, first, scrolled, { since, millis, isLive, width, h
   pen.fillStyle = c.line;
   for (const time of ticks) pen.fillRect(names + (time - since) * pixels, AXIS - 4, 1, height);
   pen.font = `12px ${c.mono}`;
+  const chars = Math.floor((names - 10) / pen.measureText("0").width);
   for (let at = first; at < lines.length && (at - first) * ROW < height; at += 1) {
     const line = lines[at];
     const top = AXIS + at * ROW - scrolled;
@@ -298,7 +299,7 @@ function paint(canvas, lines, first, scrolled, { since, millis, isLive, width, h
       pen.font = `12px ${c.mono}`;
       continue;
     }
-    pen.fillText(line.name.length > 25 ? `…${line.name.slice(-24)}` : line.name, 2, top + ROW / 2, names - 10);
+    pen.fillText(line.name.length > chars ? `…${line.name.slice(1 - chars)}` : line.name, 2, top + ROW / 2);
     const row = kept.rows.get(line.id);
     if (!row) continue;
     if (row.error) {
@@ -387,7 +388,7 @@ function bar(pen, x, y, wide, high, look, outcome) {
 
 function Latencies({ rows }) {
   if (!rows.length) return null;
-  return html`<h3>duration of calls on the ranks shown, from arrival to end</h3>
+  return html`<h2>duration of calls on the ranks shown, from arrival to end</h2>
     <table>
       <thead><tr><th>endpoint</th><th class="number">calls</th><th class="number">raised</th><th class="number">p50</th><th class="number">p99</th><th class="number">longest</th><th class="number">p50 in the mailbox</th></tr></thead>
       <tbody>

@@ -7,24 +7,27 @@ import { selectByName } from "./detail.js";
 
 const WIDE = 270;
 const HIGH = 64;
-const ACROSS = 90;
+const ACROSS = 70;
 const DOWN = 18;
 
 export function Waits({ store }) {
   const { boxes, arrows, left_out: leftOut } = store.board.waits;
   if (!boxes.length) return html`<p class="dim">no call waits for another one</p>`;
   const filled = [];
+  const edge = arrows.some(([start, end]) => boxes[end].column <= boxes[start].column) ? 60 : 10; // room for what goes back
   const places = boxes.map((box) => {
     filled[box.column] = (filled[box.column] || 0) + 1;
-    return [10 + box.column * (WIDE + ACROSS), 24 + (filled[box.column] - 1) * (HIGH + DOWN)];
+    return [edge + box.column * (WIDE + ACROSS), 24 + (filled[box.column] - 1) * (HIGH + DOWN)];
   });
-  const width = 20 + filled.length * (WIDE + ACROSS);
-  const height = 44 + Math.max(...filled.map((number) => number || 0)) * (HIGH + DOWN);
+  const width = edge + filled.length * (WIDE + ACROSS);
+  const height = 64 + Math.max(...filled.map((number) => number || 0)) * (HIGH + DOWN);
   return html`<div class="picture">
     ${leftOut > 0 && html`<p class="cut">${leftOut} boxes are not shown</p>`}
     <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="group" aria-label="who waits for whom">
       <defs>
-        <marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" class="head" /></marker>
+        ${["head", "round-head"].map(
+          (id) => html`<marker key=${id} id=${id} viewBox="0 0 8 8" refX="7" refY="4" markerUnits="userSpaceOnUse" markerWidth="12" markerHeight="12" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" class=${id} /></marker>`,
+        )}
       </defs>
       ${arrows.map(([start, end, many]) => html`<${Arrow} key=${`${start} ${end}`} from=${places[start]} to=${places[end]} many=${many} round=${boxes[start].in_circle && boxes[end].in_circle} />`)}
       ${boxes.map((box, at) => html`<${Box} key=${box.call} box=${box} place=${places[at]} />`)}
@@ -41,7 +44,7 @@ function Arrow({ from, to, many, round }) {
     ? `M${x1} ${y1 + 12}C${x1 + away} ${y1 + 12 + away} ${x2 - away} ${y2 + 12 + away} ${x2} ${y2 + 12}`
     : `M${x1} ${y1}C${x1 + away} ${y1} ${x2 - away} ${y2} ${x2} ${y2}`;
   return html`<g class=${round ? "arrow round" : "arrow"}>
-    <path d=${path} marker-end="url(#head)" />
+    <path d=${path} marker-end=${round ? "url(#round-head)" : "url(#head)"} />
     ${many > 1 && html`<text x=${(x1 + x2) / 2 - 10} y=${(y1 + y2) / 2 - 6}>×${many}</text>`}
   </g>`;
 }
