@@ -21,10 +21,12 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Make both streams take every text: one that was closed at the start, or whose encoding has few characters."""
+    """Make standard output take every text: where it was closed at the start, or its encoding has few characters.
+
+    Standard error writes escapes for those by itself.
+    """
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # `>&-`
+        if getattr(sys, name) is None:  # `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
