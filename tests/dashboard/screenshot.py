@@ -1,6 +1,6 @@
-"""Screenshot of the page, for README and docs/operate.md: a training with a stuck rank and a killed generator.
+"""Screenshots of the page, for README and docs/operate.md: a training with a stuck rank and a killed generator.
 
-python -m tests.dashboard.screenshot docs/pictures/page.png
+python -m tests.dashboard.screenshot docs/pictures
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import trio
 from tests.dashboard.browser import running_chromium, visiting
 
 PROGRAM = """
+import math
 import time
 
 import trio
@@ -26,15 +27,17 @@ from trimesh import Actor, Isolate, endpoint, this_host
 class Trainer(Actor):
     @endpoint
     async def step(self, batch: int) -> None:
-        await trio.sleep(0.05)
-        while batch == 40 and trimesh.current_rank() == 21:
+        await trio.sleep(0.02 + 0.01 * (trimesh.current_rank() % 5))
+        trimesh.log({"loss": 0.4 + 3 * math.exp(-batch / 40) + 0.02 * (trimesh.current_rank() % 7)}, step=batch)
+        while batch == 80 and trimesh.current_rank() == 21:
             time.sleep(0.01)  # never comes to an await
 
 
 class Generator(Actor):
     @endpoint
-    async def generate(self) -> None:
-        await trio.sleep(0.05)
+    async def generate(self, step: int) -> None:
+        await trio.sleep(0.05 + 0.02 * (trimesh.current_rank() % 3))
+        trimesh.log({"reward": 1 - math.exp(-step / 60) - 0.01 * trimesh.current_rank()}, step=step)
 
 
 async def main() -> None:
@@ -47,25 +50,25 @@ async def main() -> None:
         generators = await others.spawn("generator", Generator)
 
         async def generate() -> None:
-            for _ in range(10_000):
+            for step in range(10_000):
                 try:
-                    await generators.alive().generate.call()
+                    await generators.alive().generate.call(step)
                 except* trimesh.ProcDied:
                     pass
 
         nursery.start_soon(generate)
         for batch in range(100):
-            if batch == 30:
+            if batch == 60:
                 await others.kill([{"replica": 2}])
             await trainers.step.call(batch)
 
 
 trio.run(main)
 """
-WIDTH, HEIGHT = 1280, 706
+WIDTH, HEIGHT = 1280, 760
 
 
-async def shoot(path: Path) -> None:
+async def shoot(pictures: Path) -> None:
     """Run the program and the command, and write what a browser shows: details of a rank that have no paths of ours."""
     with tempfile.TemporaryDirectory(prefix="run-") as name:
         folder = Path(name)
@@ -91,7 +94,14 @@ async def shoot(path: Path) -> None:
                     await tab.eval("document.querySelector('.problem').click()")
                     await tab.until("document.querySelector('.detail').innerText.includes('SIGKILL')")
                     await tab.until("/[1-9]\\d* messages/.test(document.querySelector('.tiles').innerText)")
-                    await tab.picture(path, width=WIDTH, height=HEIGHT)
+                    await tab.until("document.querySelectorAll('.curves canvas').length")
+                    await trio.sleep(1)  # the charts are drawn
+                    await tab.picture(pictures / "page.png", width=WIDTH, height=HEIGHT)
+                    await tab.press("Escape", "4")
+                    seconds = "document.querySelectorAll('.controls select')[1]"
+                    await tab.eval(f"({seconds}.value = 30, {seconds}.dispatchEvent(new Event('change')))")
+                    await tab.until("document.querySelectorAll('.tasks tbody tr').length > 1")
+                    await tab.picture(pictures / "page-time-line.png", width=WIDTH, height=HEIGHT)
         finally:
             for process in (dashboard, program):
                 process.kill()

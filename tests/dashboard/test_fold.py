@@ -379,6 +379,15 @@ def test_short_calls_of_a_time_line_are_put_together(monkeypatch: pytest.MonkeyP
     assert [bar for bar in row.bars if bar.outcome == 0] == [TaskBar(0.0, 10_000.0, 1, 0, 1, 1, 9001)]
 
 
+def test_call_of_a_dead_process_ends_with_it(monkeypatch: pytest.MonkeyPatch):
+    """TN-4: at its last sign of life, not now."""
+    died = flight.SeenEvent(event=EventRow(number=1, at=104.0, kind="Died", name="x"))
+    record = flight.Flight(flight.FlightHead(proc=proc(0)), 0.0, (flown(1, 101.0, 0.0, flight.RUNNING),), (died,))
+    monkeypatch.setattr("trimesh.cli.dashboard.timeline.read_record", lambda _: record)
+    lengths = [task_stream([proc(0, state)], 100.0, 10.0).rows[0].bars[0].length for state in ("dead", "running")]
+    assert lengths == [3_000.0, 9_000.0]
+
+
 def test_time_line_says_why_a_process_has_none():
     [row] = task_stream([proc(0, record="/nowhere/at/all")], 0.0, 10.0).rows
     assert row.error == "its flight record is not on this machine"

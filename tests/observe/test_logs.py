@@ -227,7 +227,8 @@ async def test_report_of_a_living_run_is_one_file(trimesh_command: Shell, tmp_pa
         await trimesh_command.until("wait  running", "calls")
         assert await trimesh_command("report", str(tmp_path / "report.txt")) == (0, "")
         text = (tmp_path / "report.txt").read_text()
-        for part in ("==== processes", "speakers[gpus=1].wait  running", "in wait", "| hello", "kernel", "==== autopsy"):
+        parts = ("==== processes", "speakers[gpus=1].wait  running", "in wait", "| hello", "kernel", "==== autopsy")
+        for part in parts:
             assert part in text
         assert (await trimesh_command("report", str(tmp_path / "report.txt")))[0] == 1
         code, said = await trimesh_command("report", "--json")

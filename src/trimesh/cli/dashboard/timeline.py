@@ -4,6 +4,7 @@ TN-1 Calls of one endpoint that follow each other within a bar's width are one b
      `limits.PAGE_TASK_BARS` bars a slot.
 TN-2 Overlapping calls are placed in different slots, calls of one endpoint in the same one as far as they can.
 TN-3 The browser asks for the rows that it shows, a few at a time: each is a flight record that is read.
+TN-4 A call that runs in a dead process ends at the last sign of life of that process.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ def task_stream(procs: Sequence[ProcRow], since: float, seconds: float) -> TaskS
             continue
         seen = [call for call in found.calls if _is_seen(call, since, since + seconds)]
         missing = bool(found.calls) and found.calls[0].number > 1 and found.calls[0].at > since
-        slots, bars = _bars(seen, since, seconds, endpoints)
+        until = min(seconds, _last_sign(found) - since) if proc.state == "dead" else seconds
+        slots, bars = _bars(seen, since, seconds, endpoints, max(0.0, until))
         rows.append(TaskRow(id=proc.id, name=proc.name, slots=slots, bars=tuple(bars), missing=missing))
     return TaskStream(since=since, seconds=seconds, endpoints=tuple(endpoints), rows=tuple(rows))
 
@@ -139,9 +141,9 @@ def _is_seen(call: flight.FlightCall, since: float, until: float) -> bool:
 
 
 def _bars(
-    calls: Iterable[flight.FlightCall], since: float, seconds: float, endpoints: dict[str, int]
+    calls: Iterable[flight.FlightCall], since: float, seconds: float, endpoints: dict[str, int], until: float
 ) -> tuple[int, list[TaskBar]]:
-    """Return the number of slots, and the bars in them."""
+    """Return the number of slots, and the bars in them; running calls end at `until`."""
     width = seconds / limits.PAGE_TASK_BARS
     open_bars = list[_OpenBar]()  # the last bar of each slot
     newest = dict[int, _OpenBar]()  # of each endpoint
@@ -151,7 +153,7 @@ def _bars(
         assert name is not None
         endpoint = endpoints.setdefault(f"{name.mesh}.{name.endpoint}", len(endpoints))
         begin = max(0.0, call.at + call.waited - since)
-        end = seconds if call.outcome == flight.RUNNING else min(seconds, call.at + call.lasted - since)
+        end = max(begin, until) if call.outcome == flight.RUNNING else min(seconds, call.at + call.lasted - since)
         bar = newest.get(endpoint)
         if bar is not None and bar.takes(begin, end, call.outcome, width):  # TN-1
             bar.end, bar.outcome, bar.count = max(bar.end, end), max(bar.outcome, call.outcome), bar.count + 1
@@ -167,6 +169,13 @@ def _bars(
             open_bars.append(new)
     bars += [bar.closed() for bar in open_bars]
     return max(1, len(open_bars)), sorted(bars, key=lambda bar: bar.begin)
+
+
+def _last_sign(record: flight.Flight) -> float:
+    """Return the Unix time of the last sign of life in a record."""
+    times = [call.at + max(call.waited, call.lasted) for call in record.calls]
+    times += [one.event.at if isinstance(one, flight.SeenEvent) else one.at for one in record.records]
+    return max(times, default=record.head.started_at)
 
 
 def _begin_of(call: flight.FlightCall) -> float:

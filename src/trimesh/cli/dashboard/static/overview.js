@@ -18,7 +18,7 @@ const TILES = [
   { title: "calls/s", value: ({ sums }) => known(sums.ended, count), note: ({ sums }) => `${count(sums.calls)} under way`, key: "ended" },
   { title: "errors", value: ({ sums }) => known(sums.errors, count), note: () => "calls that raised", key: "errors" },
   { title: "bytes/s", value: ({ sums }) => known(sums.nbytes, size), note: ({ sums }) => `${known(sums.messages, count)} messages/s`, key: "nbytes" },
-  { title: "CPU", value: ({ sums }) => `${known(sums.cpu, rounded)} cores`, note: (board) => many(board.host_count, "host"), key: "cpu" },
+  { title: "CPU", value: ({ sums }) => known(sums.cpu, rounded), note: (board) => `cores, on ${many(board.host_count, "host")}`, key: "cpu" },
   { title: "memory", value: ({ sums }) => size(sums.memory), note: (board) => `in ${many(total(board), "process")}`, key: "memory" },
   { title: "GPU", value: ({ sums }) => `${sums.gpu} %`, note: ({ sums }) => `${size(sums.gpu_memory)} used`, key: "gpu" },
 ];

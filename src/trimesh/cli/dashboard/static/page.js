@@ -56,7 +56,7 @@ function Head({ store }) {
     ${job && html`<span>${board.state === "ended" ? "ran" : job.state}${job.started_at ? ` for ${age(board.at - job.started_at)}` : ""}${job.stopping.length ? `: ${job.stopping.join(", ")}` : ""}</span>`}
     ${controller && html`<${Controller} grid=${controller} scheme=${store.scheme} />`}
     <span>${many(processes, "process")}: ${states.join(", ")}</span>
-    ${cut.length > 0 && html`<span class="dim">not shown: ${cut.join(", ")}</span>`}
+    ${cut.length > 0 && html`<span class="dim" title=${cut.join(", ")}>rows cut</span>`}
     <${Connection} store=${store} />`;
 }
 
