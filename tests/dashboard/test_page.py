@@ -217,8 +217,13 @@ async def test_processes_and_their_actors_are_one_card(chromium: Chromium):
             assert tab.said == []
 
 
+SHIFTED = """new Promise((done) => new PerformanceObserver((list) =>
+    done(list.getEntries().reduce((sum, one) => sum + one.value, 0))).observe({ type: 'layout-shift', buffered: true })
+    || setTimeout(() => done(0), 300))"""
+
+
 async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
-    """OP-1: nothing moves when curves arrive."""
+    """OP-1: nothing moves when curves and boards arrive; the whole page is less than 150 KB."""
     with trio.fail_after(HANG_SECONDS):
         async with visiting(chromium) as browser, serving(RiggedSource(2, 4), every=0.1) as server:
             tab = await opened(browser, server)
@@ -230,6 +235,11 @@ async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
             assert await tab.eval(tiles) == ["processes", "calls/s", "errors", "bytes/s", "CPU", "memory"]
             await tab.until("/[0-9] KiB|MiB/.test(document.querySelectorAll('.tile b')[3].innerText)")
             assert "Died" in await tab.text(".last")
+            frames = "performance.getEntriesByName('trimesh:frame').length"
+            await tab.until(f"{frames} >= 5")
+            assert await tab.eval(SHIFTED) < 0.02
+            loaded = "performance.getEntriesByType('resource').reduce((sum, one) => sum + one.encodedBodySize, 0)"
+            assert 50_000 < await tab.eval(loaded) < 150_000
             assert tab.said == []
 
 

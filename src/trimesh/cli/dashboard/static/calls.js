@@ -11,7 +11,7 @@ export function Calls({ store }) {
   if (!shown.length) return html`<p class="dim">${filter ? `no call has ${filter} in its row` : "no call is under way"}</p>`;
   return html`<table class="wide">
     <thead>
-      <tr><th>call</th><th class="number">members</th><th>state</th><th class="number">age</th><th>deadline</th><th>caller</th><th>waits for</th><th>at</th><th></th></tr>
+      <tr><th>call</th><th class="number">members</th><th>state</th><th class="number">age</th><th>deadline</th><th>caller</th><th>waits for</th><th>at</th><td></td></tr>
     </thead>
     <tbody>
       ${shown.map(

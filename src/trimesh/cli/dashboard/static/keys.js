@@ -12,6 +12,7 @@ export const KEYS = [
   ["← ↑ ↓ →", "in a mesh: from rank to rank"],
   ["w", "in a mesh: to the next rank that is wrong"],
   ["+ − 0", "in a mesh: nearer, farther, all of it"],
+  ["← → + − 0", "in the time line: earlier, later, nearer, farther, follow"],
   ["c", "colour by the next measure"],
   ["/", "filter"],
   ["Escape", "close details"],

@@ -19,7 +19,7 @@ export function Links({ store }) {
     <${Table} heads=${["process", "what", "name", "#size"]} rows=${board.grants.filter((one) => has(one.proc, one.name)).map((one) => [one.proc, one.kind, one.name, size(one.nbytes)])} />
     <h2>versions of tensors</h2>
     <${Table}
-      heads=${["process", "by", "#latest", "#slots", "pinned", "#size", "#readers", "#unread", ""]}
+      heads=${["process", "by", "#latest", "#slots", "pinned", "#size", "#readers", "#unread", "state"]}
       rows=${board.publications.filter((one) => has(one.proc, one.member)).map((one) => [
         one.proc, one.member, one.latest, one.slots, one.pins.map((pin) => `${pin.version} by ${pin.proc}`).join(", "), size(one.nbytes), one.readers.length,
         one.unread || "", one.is_waiting ? "a publish waits for readers" : "",

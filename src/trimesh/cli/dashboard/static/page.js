@@ -38,7 +38,7 @@ function Page({ store }) {
       <button type="button" onClick=${() => update({ dialog: "keys" })}><kbd>?</kbd> keys</button>
     </nav>
     <div class=${`body ${store.detail || problem || store.call ? "split" : ""}`}>
-      <main aria-label=${store.tab}><${Tab} store=${store} /></main>
+      <main aria-label=${store.tab} tabindex="0"><${Tab} store=${store} /></main>
       ${(store.detail || problem || store.call) && html`<${Aside} problem=${problem} call=${store.call} detail=${store.detail} said=${store.said} scheme=${store.scheme} />`}
     </div>
     <${Dialog} dialog=${store.dialog} />`;
