@@ -165,10 +165,13 @@ async def test_chain_of_calls_leads_to_the_culprit(backend: Backend):
             nursery.cancel_scope.cancel()
 
         graph = observe.WaitGraph(seen)
-        assert [(depth, call.name) for depth, call, _ in graph.tree()] == [
-            (0, "nodes[gpus=0]"),
-            (1, "nodes[gpus=1]"),
-            (2, "probes[gpus=2]"),
+        (root,) = [call for call in graph.roots() if call.id in graph.waits_for]
+        (middle,) = graph.waits_for[root.id]
+        (last,) = graph.waits_for[middle]
+        assert [graph.calls[one].name for one in (root.id, middle, last)] == [
+            "nodes[gpus=0]",
+            "nodes[gpus=1]",
+            "probes[gpus=2]",
         ]
         first = graph.culprits()[0]
         assert (first.call.name, first.call.endpoint, first.waiters) == ("probes[gpus=2]", "hold", 2)
