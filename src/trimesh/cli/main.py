@@ -28,5 +28,6 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the life of the process
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    stdout: object = sys.stdout
+    if isinstance(stdout, io.TextIOWrapper):
+        stdout.reconfigure(errors="backslashreplace")
