@@ -255,19 +255,23 @@ def babble(kind: socket.SocketKind, data: bytes) -> int:
 def fork_many(count: int, *, is_leader: bool = False) -> list[int]:
     """Fork as a library would: the children keep all descriptors that fork leaves them; return their pids.
 
-    With `is_leader` each leads a session of its own.
+    With `is_leader` each leads a session of its own. Their name is inherited, so that none is ever without it.
     """
     pids = []
-    for _ in range(count):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                LIBC.prctl(ctypes.c_int(15), ctypes.c_char_p(b"foreign"), 0, 0, 0)  # PR_SET_NAME
-                if is_leader:
-                    os.setsid()
-                while True:
-                    signal.pause()
-            finally:
-                os._exit(0)
-        pids.append(pid)
+    own = Path("/proc/thread-self/comm").read_text()
+    LIBC.prctl(ctypes.c_int(15), ctypes.c_char_p(b"foreign"), 0, 0, 0)  # PR_SET_NAME
+    try:
+        for _ in range(count):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    if is_leader:
+                        os.setsid()
+                    while True:
+                        signal.pause()
+                finally:
+                    os._exit(0)
+            pids.append(pid)
+    finally:
+        LIBC.prctl(ctypes.c_int(15), ctypes.c_char_p(own.strip().encode()), 0, 0, 0)
     return pids
