@@ -14,7 +14,6 @@ from rich.text import Text
 from trimesh import limits
 from trimesh.cli.dashboard.problems import Problem, problems
 from trimesh.cli.text import (
-    FINE,
     aligned,
     call_groups,
     clean,
@@ -30,6 +29,7 @@ from trimesh.cli.text import (
 from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapshot, WaitGraph, activity_between
 from trimesh.observe.post_mortem import last_words
 from trimesh.observe.quantities import duration, size
+from trimesh.observe.run_snapshot import FINE
 
 _SHOWN: Final = 20
 """Shown processes of one parent that are alike and have no problem, and shown problems."""

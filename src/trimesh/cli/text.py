@@ -29,8 +29,6 @@ from trimesh.observe.post_mortem import last_words
 from trimesh.observe.quantities import duration, size
 from trimesh.observe.run_snapshot import program_line
 
-FINE: Final = ("running", "starting", "exiting")
-
 
 def clean(text: str) -> str:
     """Return a text with every invisible character written as an escape, except newlines."""

@@ -15,9 +15,10 @@ from rich.text import Text
 from trimesh import limits
 from trimesh.cli.members import ArgumentRefused, nearest, seconds_of
 from trimesh.cli.processes import RunDiagnosis, command_of, cpu_text, gpu_text, print_lines
-from trimesh.cli.text import FINE, call_line, clean, common, one_line, state_of
+from trimesh.cli.text import call_line, clean, common, one_line, state_of
 from trimesh.observe import CallRow, ProcActivity, RunSnapshot, activity_between, find_run
 from trimesh.observe.quantities import duration, size
+from trimesh.observe.run_snapshot import FINE
 
 _WIDTH = 240
 

@@ -21,10 +21,9 @@ from trimesh._wire.observed import ActorRow, EventRow, MetricRow, ProcRow
 from trimesh.errors import with_cells
 from trimesh.mesh_drawing import CELLS_MAX, mesh_card
 from trimesh.observe.quantities import duration, size
-from trimesh.observe.run_snapshot import RunSnapshot, activity_between, program_line
+from trimesh.observe.run_snapshot import FINE, RunSnapshot, activity_between, program_line
 from trimesh.observe.waiting import WaitGraph
 
-_FINE: Final = ("running", "starting", "exiting")
 _TILE: Final = "border:1px solid rgba(128,128,128,.4);border-radius:4px;padding:2px 10px;min-width:72px"
 _ROW: Final = "display:flex;flex-wrap:wrap;gap:6px 8px;margin:6px 0"
 _SMALL: Final = "opacity:.75;font-size:11px"
@@ -151,7 +150,7 @@ def _wrong(seen: RunSnapshot) -> Iterator[str]:
             calls = [graph.calls[call_id] for call_id in (*one.cycle, one.cycle[0])]
             lines.append(f"wait for each other: {' → '.join(f'{call.name}.{call.endpoint}' for call in calls)}")
     for proc in seen.procs:
-        if proc.state not in _FINE:
+        if proc.state not in FINE:
             since = f" for {duration(proc.stalled_seconds)}" * bool(proc.stalled_seconds)
             line = with_cells(program_line(proc.stack))
             text = f"{proc.name} {proc.state}{since}{f': {line}' * bool(line)}"

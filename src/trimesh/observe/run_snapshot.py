@@ -25,7 +25,9 @@ from trimesh._wire.exceptions.tracebacks import package_of_line, program_frame
 from trimesh._wire.observed import VERSION, CallRow, ProcRow
 from trimesh.errors import ConnectError, ProtocolError, place_name
 
-_FINE: Final = ("running", "starting", "exiting")
+FINE: Final = ("running", "starting", "exiting")
+"""States of a process that is as it should be."""
+
 _STATES: Final = ("dead", "silent", "stopped", "stuck", "held", "exiting", "starting", "running")
 
 _RUNS_SHOWN: Final = 5
@@ -201,7 +203,7 @@ def _hosts(procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> tupl
     for proc in procs:
         count = counts.setdefault(proc.host, [0, 0, 0])
         count[0] += 1
-        count[1] += proc.state not in _FINE
+        count[1] += proc.state not in FINE
         count[2] += proc.kernel_state == observed.HOST_SILENT
     rows = [
         observed.HostRow(
@@ -241,7 +243,7 @@ def _calls(views: Sequence[observed.ProcView], procs: dict[str, observed.ProcRow
 def _explained(call: observed.CallRow, procs: dict[str, observed.ProcRow]) -> observed.CallRow:
     """Give a call without a known line the line at which the main thread of its stuck process is."""
     proc = procs.get(call.proc)
-    if call.at or proc is None or proc.state in _FINE or call.state in ("sending", "queued"):
+    if call.at or proc is None or proc.state in FINE or call.state in ("sending", "queued"):
         return call
     return msgspec.structs.replace(call, at=_first_line(proc.stack) or f"its process is {proc.state}")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from trimesh.testing.histories import Operation, table
+from trimesh.testing.histories import Operation, ended_at, table
 
 
 class Inconsistent(AssertionError):
@@ -83,10 +83,10 @@ def check_monotonic(
     """
     for reads in _by_client(operations, name).values():
         newest: Operation | None = None
-        ended = sorted(reads, key=lambda one: one.end or one.begin)
+        ended = sorted(reads, key=ended_at)
         taken = 0
         for one in sorted(reads, key=lambda one: one.begin):
-            while (other := ended[taken]).end is not None and (other.end or other.begin) <= one.begin:
+            while ended_at(other := ended[taken]) <= one.begin:  # at the latest its own end is later
                 if newest is None or version(newest.result) < version(other.result):
                     newest = other
                 taken += 1
@@ -120,18 +120,18 @@ def check_fresh(
     both = list(operations)
     writes = [one for one in both if one.call[0] == write and one.status != "fail"]
     begun = {one.call[1]: one for one in sorted(writes, key=lambda one: one.begin, reverse=True)}
-    ended = sorted((one for one in writes if one.status == "ok" and one.end), key=lambda one: one.end or one.begin)
-    times = [(one.end or one.begin)[0] + seconds for one in ended]
-    events = [(one.end or one.begin)[1] for one in ended]
+    ended = sorted((one for one in writes if one.status == "ok"), key=ended_at)
+    times = [ended_at(one)[0] + seconds for one in ended]
+    events = [ended_at(one)[1] for one in ended]
     newest = list(accumulate(ended, _newer))
     for one in both:
-        if one.call[0] != read or one.status != "ok" or one.end is None:
+        if one.call[0] != read or one.status != "ok":
             continue
         got = version(one.result)
         source = begun.get(got)
         if source is None and got != initial:
             raise Inconsistent(f"a {read} must return a version that was written, got {got!r}", [one])
-        if source is not None and source.begin > one.end:
+        if source is not None and source.begin > ended_at(one):
             raise Inconsistent(f"a {read} must return a version that was written before, got {got!r}", [one, source])
         before = bisect_left(times, one.begin[0]) if seconds else bisect_left(events, one.begin[1])
         if before and (source is None or got < newest[before - 1].call[1]):

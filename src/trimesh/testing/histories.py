@@ -308,23 +308,24 @@ def check_linearizable(operations: Iterable[Operation], model: Model) -> None:
 
 def _failure(key: Hashable, operations: Sequence[Operation], model: Model) -> NotLinearizable:
     """Find the shortest prefix that fails: if one does, all longer ones do."""
-    ended = sorted((one for one in operations if one.status == "ok"), key=_end)
+    ended = sorted((one for one in operations if one.status == "ok"), key=ended_at)
     explained, failing = 0, len(ended)  # operations that have returned
     while failing - explained > 1:
         middle = (explained + failing) // 2
-        if _Search(_until(operations, _end(ended[middle - 1])), model).order() is None:
+        if _Search(_until(operations, ended_at(ended[middle - 1])), model).order() is None:
             failing = middle
         else:
             explained = middle
     culprit = ended[failing - 1]
-    prefix = _until(operations, _end(culprit))
+    prefix = _until(operations, ended_at(culprit))
     without = [attrs.evolve(one, status="unknown") if one is culprit else one for one in prefix]
     search = _Search(without, model)
     order = tuple(without[number] for number in search.order() or ())
     return NotLinearizable(key, tuple(prefix), culprit, order, search.state)
 
 
-def _end(operation: Operation) -> Moment:
+def ended_at(operation: Operation) -> Moment:
+    """Return the end of an operation that is ok."""
     assert operation.end is not None, "an operation that is ok has ended"
     return operation.end
 
@@ -355,7 +356,7 @@ class _Search:
         self.state = model.initial
         self._must = [operation.status == "ok" for operation in operations]
         events = [(operation.begin, 0, number) for number, operation in enumerate(operations)]
-        events += [(_end(one), 1, number) for number, one in enumerate(operations) if self._must[number]]
+        events += [(ended_at(one), 1, number) for number, one in enumerate(operations) if self._must[number]]
         events.sort()
         # A ring of entries, in which 0 is beginning and end. Taken operations leave it, and can return to their place.
         size = len(events) + 1

@@ -26,7 +26,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh.cli.dashboard.problems import Problem, problems
-from trimesh.cli.text import FINE, call_groups
+from trimesh.cli.text import call_groups
 from trimesh.observe import (
     ActorRow,
     CallRow,
@@ -43,6 +43,7 @@ from trimesh.observe import (
     WaitGraph,
     activity_between,
 )
+from trimesh.observe.run_snapshot import FINE
 
 PROC_LETTERS: Final = {
     "running": "r",

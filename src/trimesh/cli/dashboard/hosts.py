@@ -14,23 +14,21 @@ import msgspec
 
 from trimesh import limits
 from trimesh.cli.dashboard.board import SeenRun
-from trimesh.cli.text import FINE
 from trimesh.observe import HostRow
+from trimesh.observe.run_snapshot import FINE
 
 
-class HostUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One host.
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources of a process, or of all on a host.
 
     Attributes:
-        host: The host.
         cpu: Cores in use.
         memory: Resident bytes.
         gpu: Use of the busiest GPU in percent.
         gpu_memory: Bytes on all GPUs.
-        nbytes: Bytes per second of its processes' links, both ways.
+        nbytes: Bytes per second of the links, both ways.
     """
 
-    host: HostRow
     cpu: float = 0.0
     memory: int = 0
     gpu: int = 0
@@ -38,18 +36,19 @@ class HostUse(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: float = 0.0
 
 
-class ProcUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: name, host, pid, state, and its resources as in `HostUse`."""
+class HostUse(Use, frozen=True, kw_only=True):
+    """One host, and what the run's processes there use."""
+
+    host: HostRow
+
+
+class ProcUse(Use, frozen=True, kw_only=True):
+    """One process, and what it uses."""
 
     name: str
     host: str
     pid: int
     state: str
-    cpu: float = 0.0
-    memory: int = 0
-    gpu: int = 0
-    gpu_memory: int = 0
-    nbytes: float = 0.0
 
 
 class HostTable(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,6 @@ import msgspec
 from trimesh import limits
 from trimesh._wire.observed import HOST_SILENT
 from trimesh.cli.text import (
-    FINE,
     common,
     kept_text,
     kept_title,
@@ -45,6 +44,7 @@ from trimesh.observe import (
     unread_versions,
 )
 from trimesh.observe.quantities import duration, size
+from trimesh.observe.run_snapshot import FINE
 
 _RESTARTED: Final = ("Restarted", "Started")
 _LOOP_DEATHS: Final = 3
