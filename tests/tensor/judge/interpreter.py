@@ -253,6 +253,14 @@ ROUNDS: Final = 5
 """Of a program on the same ranks: they keep a sequence that comes again, learn from its next run, and run by that."""
 
 
+def fails_at_first(program: Program) -> bool:
+    """Return whether plain torch raises on the numbers of an earlier round, but not on those of the last."""
+    runs = [PlainRun(varied(program, number)) for number in range(ROUNDS)]
+    for run in runs:
+        run.run()
+    return runs[0].failure is None and any(run.failure is not None for run in runs)
+
+
 class LaterRun(MeshRun):
     """On tensors of a mesh, after the same program has run there on other numbers: by what ranks have learnt of it."""
 
