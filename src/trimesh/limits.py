@@ -886,6 +886,9 @@ OBSERVE_LOOP_SECONDS: Final = 0.3
 OBSERVE_STATE_SECONDS: Final = 0.5
 """Time for a host to report the kernel's view of a silent process: agents answer in milliseconds, and an observer
 waits."""
+MACHINE_SECONDS: Final = 0.25
+"""Time to read the figures of a machine: files of the kernel take a millisecond, NVML 20. A slow driver's arrive with
+the next answer; the time is below `OBSERVE_STATE_SECONDS`, after which an agent counts as silent."""
 OBSERVED_CALLS: Final = 1_024
 """Calls that one process reports, oldest first; the rest is counted."""
 OBSERVED_EVENTS: Final = 1_024

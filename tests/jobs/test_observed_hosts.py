@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.runtime.processes import parent_of
 import trimesh
 from trimesh import Actor, Isolate, endpoint, observe
 from trimesh.cli.processes import run_lines
+from trimesh.observe.run_snapshot import hosts_between
 
 pytest.importorskip("cryptography")
 
@@ -51,7 +53,34 @@ async def test_process_that_a_signal_has_stopped_is_called_stopped() -> None:
     states = {proc.name: proc.state for proc in seen.procs}
     assert states["procs[hosts=0,gpus=1]"] == "stopped"
     assert states["procs[hosts=0,gpus=0]"] == "running"
+    [stopped] = [proc for proc in seen.procs if proc.state == "stopped"]
+    assert stopped.memory_bytes > 1 << 20
+    assert stopped.cpu_seconds > 0.0
     assert {host.state for host in seen.hosts} == {"running"}
+
+
+@pytest.mark.daily
+async def test_machines_have_figures_and_versions_also_without_processes() -> None:
+    """Q1: by the controller of its own machine, by agents of theirs; torch where a process has loaded it."""
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob(2) as hosts, hosts.slice(hosts=0).spawn_procs({"gpus": 1}) as procs:
+            workers = await procs.spawn("workers", Worker)
+            _, agent = await workers.pids.call_one()
+            before = await observe.snapshot()
+            seen = await observe.snapshot()
+    rows = {row.name: row for row in seen.hosts}
+    there, empty = (rows[name] for name in hosts.names)
+    [here] = [row for name, row in rows.items() if name not in hosts.names]
+    assert (there.agent, there.procs, there.pid) == ("running", 1, agent)
+    assert (empty.agent, empty.procs, empty.state) == ("running", 0, "running")
+    assert (here.agent, here.pid) == ("", os.getpid())
+    for row in rows.values():
+        assert row.cpus == os.cpu_count()
+        assert 0 < row.memory_free_bytes < row.memory_bytes
+        assert "/dev/shm" in [disk.path for disk in row.disks]
+        assert all(disk.free_bytes <= disk.nbytes for disk in row.disks)
+        assert (row.python, row.kernel, row.torch) == (sys.version.split()[0], os.uname().release, ())
+    assert all(one.cpu is not None and one.received is not None for one in hosts_between(seen, before))
 
 
 @pytest.mark.daily
@@ -85,6 +114,8 @@ async def test_host_that_does_not_answer_is_called_silent() -> None:
         (hosts.names[0], "running"),
         (hosts.names[1], "silent"),
     }
+    [agentless] = [host for host in seen.hosts if host.state == "silent"]
+    assert (agentless.agent, agentless.at) == ("silent", 0.0)
     [silent] = [proc for proc in seen.procs if proc.state == "silent"]
     assert silent.name == "procs[hosts=1,gpus=0]"
     shown = [line.plain for line in run_lines(seen)]

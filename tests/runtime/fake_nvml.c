@@ -91,6 +91,11 @@ int nvmlDeviceGetUtilizationRates(Device *device, unsigned *rates) {
     return 0;
 }
 
+int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *found) {
+    *found = 50 + device->index + sensor;
+    return 0;
+}
+
 struct process { unsigned pid; unsigned long long memory; unsigned instances[2]; };
 
 int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, struct process *found) {

@@ -14,6 +14,7 @@ from trimesh import HostLost, ProcDied, limits
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.peers.deaths import HostLoss
+from trimesh._runtime.peers.host import ProcessState
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh.ids import ProcId
@@ -38,7 +39,7 @@ class StagedChild:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def kernel_state(self) -> str | None:
+    async def kernel_state(self) -> ProcessState | None:
         """Nothing is known."""
         await trio.lowlevel.checkpoint()
         return None

@@ -68,7 +68,9 @@ SIDE = wire.Side(trimesh="0.1", protocol=1, python="3.11", pickle="on", pid=5, p
 
 RECORDS = [
     wire.StateOf(1, 2),
-    wire.StateKnown(1, "T"),
+    wire.StateKnown(1, "T", 0.5, 4096),
+    wire.MachineOf(1),
+    wire.MachineKnown(1, b"row"),
     wire.Hello(1, ("a", "b")),
     launch_of(10),
     wire.Entered(),

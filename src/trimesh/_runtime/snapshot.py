@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -30,13 +30,15 @@ import trio
 from trimesh import limits
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.metrics import COUNTER, GAUGE, HISTOGRAM
+from trimesh._runtime.peers.host import ProcessState
 from trimesh._runtime.peers.peer import Parcel
-from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.system.exits import cpu_seconds_of, memory_of, process_state
 from trimesh._runtime.values.endpoint_spec import class_of
 from trimesh._runtime.watch.report import where
 from trimesh._runtime.watch.stacks import Report, read_report, request_report
 from trimesh._wire import messages, observed
 from trimesh._wire.observed import NodeKind, NodeRef
+from trimesh.config import current
 from trimesh.errors import ProtocolError, place_name
 from trimesh.ids import AGENT, ProcId
 
@@ -46,13 +48,14 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.metrics import MemberMetrics
+    from trimesh._runtime.peers.host import ServedHost
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.system.machine import Machine
     from trimesh._wire.messages import CallerPlace
     from trimesh.shape.extent import Point
 
 
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
 """State of a process in rows, by its letter in /proc; other letters say nothing about it."""
 
@@ -213,6 +216,7 @@ class _Tables:
             cpu_seconds=0.0 if proc.is_simulated else time.process_time(),
             gpu_percent=proc.gpu_use[0],
             gpu_memory_bytes=proc.gpu_use[1],
+            torch="" if proc.is_simulated else _torch_version(),
             record="" if proc.recorder is None else str(proc.recorder.path),
         )
 
@@ -534,11 +538,9 @@ def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
     )
 
 
-def memory_of(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 if unknown."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
-    return 0
+def _torch_version() -> str:
+    torch = sys.modules.get("torch")
+    return str(getattr(torch, "__version__", ""))
 
 
 def _command_of(pid: int) -> str:
@@ -592,6 +594,7 @@ class Inquiries:
         self._open: dict[int, Inquiry] = {}
         self._is_taking = False
         self._late = set[ProcId]()  # have not answered a query for samples
+        self._machine: Machine | None = None
         proc.routes[messages.Observe] = self._take_question
         proc.routes[messages.Observed] = self._take_answer
         proc.routes[messages.Interrupt] = self._take_interrupt
@@ -605,6 +608,36 @@ class Inquiries:
             takes: Whether to collect samples of metrics; `take_samples` returns them, also those of late answers.
                 Then a process that has not answered the last such query, or does not answer this one, is left out.
         """
+        if takes or self._proc.is_simulated or self._proc.family is None or self._proc.family.root is not None:
+            return await self._ask_procs(seconds, takes=takes)
+        hosts = list[observed.HostRow]()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_hosts, hosts, min(seconds / 4, limits.OBSERVE_STATE_SECONDS))
+            views = await self._ask_procs(seconds, takes=False)
+        return [msgspec.structs.replace(views[0], hosts=tuple(hosts)), *views[1:]]
+
+    async def _ask_hosts(self, rows: list[observed.HostRow], seconds: float) -> None:
+        """Add the row of this machine, and those of the machines that agents serve."""
+        from trimesh._runtime.system.machine import Machine  # noqa: PLC0415 - few runs are looked at
+
+        assert self._proc.family is not None
+        self._machine = self._machine or Machine(current().nvml)
+
+        async def ask(host: ServedHost) -> None:
+            row = None
+            with trio.move_on_after(seconds):
+                row = None if host.loss is not None else await host.machine()
+            agent = "running" if row is not None else "silent" if host.loss is None else "lost"
+            said = "" if host.loss is None else host.loss.text
+            row = observed.HostRow(name="") if row is None else row
+            rows.append(msgspec.structs.replace(row, name=host.name, agent=agent, said=said))
+
+        async with trio.open_nursery() as nursery:
+            for host in self._proc.family.remotes:
+                nursery.start_soon(ask, host)
+            rows.append(msgspec.structs.replace(await self._machine.read(), name=self._proc.host_name))
+
+    async def _ask_procs(self, seconds: float, *, takes: bool) -> list[observed.ProcView]:
         proc = self._proc
         members = [member for member in proc.members.values() if not member.gone.is_set() and member.child is not None]
         by_signal = [member for member in members if member.stall.seconds and member.stack_fd >= 0]
@@ -716,7 +749,7 @@ class Inquiries:
 
 async def _states_of(members: Sequence[Member], seconds: float) -> Sequence[observed.ProcView]:
     """Return views of processes on other hosts that do not answer, by the kernel states that the hosts report."""
-    found: dict[Member, str | None] = {}
+    found: dict[Member, ProcessState | None] = {}
 
     @trio.lowlevel.enable_ki_protection
     async def ask(member: Member) -> None:
@@ -731,15 +764,17 @@ async def _states_of(members: Sequence[Member], seconds: float) -> Sequence[obse
     return [_view_by_state(member, found.get(member)) for member in members]
 
 
-def _view_by_state(member: Member, letter: str | None) -> observed.ProcView:
-    letter = observed.HOST_SILENT if letter is None else letter
-    state = STOPPED.get(letter, "silent")
+def _view_by_state(member: Member, known: ProcessState | None) -> observed.ProcView:
+    known = ProcessState(observed.HOST_SILENT) if known is None else known
+    state = STOPPED.get(known.letter, "silent")
     return observed.ProcView(
         proc=observed.ProcRow(
             id=proc_name(member.peer.proc_id),
             state=state,
             stalled_seconds=member.stall.seconds,
-            kernel_state=letter if state == "silent" else "",
+            kernel_state=known.letter if state == "silent" else "",
+            memory_bytes=known.memory_bytes,
+            cpu_seconds=known.cpu_seconds,
         )
     )
 
@@ -788,6 +823,7 @@ def _view_of(member: Member, report: Report) -> observed.ProcView:
             stalled_seconds=seconds,
             kernel_state=process_state(member.pid) if state == "silent" else "",
             memory_bytes=memory_of(member.pid),
+            cpu_seconds=cpu_seconds_of(member.pid),
         )
         return observed.ProcView(proc=proc)
     proc = msgspec.structs.replace(view.proc, state=state, stack=stack, stalled_seconds=seconds)

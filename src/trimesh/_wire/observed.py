@@ -57,22 +57,84 @@ HOST_SILENT: Final = "-"
 """Kernel state of a process whose host does not answer either."""
 
 
+class DiskRow(_Row, frozen=True):
+    """One file system of a machine.
+
+    Attributes:
+        path: A folder on it that the run uses.
+        nbytes: Its size.
+        free_bytes: Bytes that this user can still write.
+    """
+
+    path: str
+    nbytes: int
+    free_bytes: int
+
+
+class GPURow(_Row, frozen=True):
+    """One GPU of a machine, or one slice of it.
+
+    Attributes:
+        index: Its number on the machine; slices have that of their GPU.
+        name: Model.
+        percent: Its use by all processes; -1 if unknown, as of a slice.
+        memory_bytes, used_bytes: Its memory, and the part in use by all processes.
+        celsius: Temperature; -1 if unknown.
+    """
+
+    index: int
+    name: str = ""
+    percent: int = -1
+    memory_bytes: int = 0
+    used_bytes: int = 0
+    celsius: int = -1
+
+
 class HostRow(_Row, frozen=True):
-    """One machine of a run.
+    """One machine of a run. Figures are those of the machine, with all its programs; 0 if unknown.
 
     Attributes:
         name: Its name.
         procs: Number of processes of the run there.
         failed: Number of them whose state is neither "running" nor "starting".
         is_insecure: Whether the session with it has no TLS.
-        state: "running", or "silent" if neither its agent nor a process there answers.
+        state: "running"; "silent" if neither its agent nor a process there answers; "lost".
+        agent: State of the agent there: "running", "silent" while it does not answer, or "lost"; empty on the machine
+            of the controller, which has none.
+        said: Why it was lost.
+        pid: Pid of the agent, or of the controller.
+        at: Unix time there of the figures; 0.0 without figures.
+        cpus: Number of its processors.
+        cpu_seconds: Time that its processors have worked since it was started.
+        memory_bytes, memory_free_bytes: Its memory, and the part that programs can still get.
+        received_bytes, sent_bytes: Counters of its network interfaces.
+        disks: File systems of the temporary folder, shared memory, sockets and records, and the working folder.
+        gpus: Its GPUs.
+        trimesh, python, kernel: Versions there.
+        torch: Versions of torch that processes of the run have loaded there.
     """
 
     name: str
-    procs: int
+    procs: int = 0
     failed: int = 0
     is_insecure: bool = False
     state: str = "running"
+    agent: str = ""
+    said: str = ""
+    pid: int = 0
+    at: float = 0.0
+    cpus: int = 0
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+    memory_free_bytes: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    disks: tuple[DiskRow, ...] = ()
+    gpus: tuple[GPURow, ...] = ()
+    trimesh: str = ""
+    python: str = ""
+    kernel: str = ""
+    torch: tuple[str, ...] = ()
 
 
 class ProcRow(_Row, frozen=True):
@@ -93,6 +155,7 @@ class ProcRow(_Row, frozen=True):
         cpu_seconds: Processor time of all its threads since its start; 0.0 if unknown.
         gpu_percent: Use of the busiest GPU on which it has memory, by all processes; 0 without one.
         gpu_memory_bytes: Its memory on all GPUs.
+        torch: Version of torch, if it has loaded it.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
         kernel_state: The kernel's letter for the main thread of a silent process: "R" while C code computes, "S" while
             it waits in the operating system, "D" while it waits there for a disk or another device, "-" if its host
@@ -116,6 +179,7 @@ class ProcRow(_Row, frozen=True):
     cpu_seconds: float = 0.0
     gpu_percent: int = 0
     gpu_memory_bytes: int = 0
+    torch: str = ""
     stack: str = ""
     kernel_state: str = ""
     last_event: str = ""
@@ -457,7 +521,7 @@ class ProcView(_Row, frozen=True):
         retries: Calls that it has sent again.
         samples_dropped: Number of samples that this process dropped, as no reader took them in time.
         cut: Number of rows left out, by table.
-        job: The run; only in the report of a controller.
+        job, hosts: The run and its machines; only in the report of a controller.
     """
 
     proc: ProcRow
@@ -477,6 +541,7 @@ class ProcView(_Row, frozen=True):
     samples_dropped: int = 0
     cut: dict[str, int] = {}
     job: JobRow | None = None
+    hosts: tuple[HostRow, ...] = ()
 
 
 _T = TypeVar("_T")
@@ -500,6 +565,15 @@ def decode_views(data: Buffer) -> tuple[ProcView, ...]:
         ProtocolError: `data` is not such a list.
     """
     return _decoded(data, tuple[ProcView, ...])
+
+
+def decode_host(data: Buffer) -> HostRow:
+    """Decode the figures of a machine.
+
+    Raises:
+        ProtocolError: `data` is not such a row.
+    """
+    return _decoded(data, HostRow)
 
 
 def _decoded(data: Buffer, kind: type[_T]) -> _T:

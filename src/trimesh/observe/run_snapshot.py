@@ -22,7 +22,7 @@ from trimesh import limits
 from trimesh._runtime.recording import RunFolder, files_of, is_alive, is_running, read_file, run_folders
 from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.tracebacks import package_of_line, program_frame
-from trimesh._wire.observed import VERSION, CallRow, ProcRow
+from trimesh._wire.observed import VERSION, CallRow, HostRow, ProcRow
 from trimesh.errors import ConnectError, ProtocolError, place_name
 
 FINE: Final = ("running", "starting", "exiting")
@@ -112,7 +112,7 @@ def merge(
         taken_at=taken_at,
         job=job,
         by=by,
-        hosts=_hosts(procs, () if job is None else job.insecure),
+        hosts=_hosts(procs, [host for view in views for host in view.hosts], () if job is None else job.insecure),
         procs=few("procs", procs),
         actors=few("actors", sorted((one for view in views for one in view.actors), key=lambda one: -one.queued)),
         calls=few("calls", _calls(views, {proc.id: proc for proc in procs})),
@@ -193,29 +193,35 @@ def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow
         cpu_seconds=said.cpu_seconds or child.cpu_seconds,
         gpu_percent=said.gpu_percent,
         gpu_memory_bytes=said.gpu_memory_bytes,
+        torch=said.torch,
         record=said.record or child.record,
         stalled_seconds=max(child.stalled_seconds, said.stalled_seconds),
     )
 
 
-def _hosts(procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> tuple[observed.HostRow, ...]:
-    counts = dict[str, list[int]]()
+def _hosts(
+    procs: Sequence[observed.ProcRow], told: Sequence[observed.HostRow], insecure: Collection[str]
+) -> tuple[observed.HostRow, ...]:
+    """Return the machines: those that were reported, completed by the processes there, and others with processes."""
+    found = {row.name: row for row in sorted(told, key=lambda row: bool(row.agent))}
+    there = defaultdict[str, list[observed.ProcRow]](list)
     for proc in procs:
-        count = counts.setdefault(proc.host, [0, 0, 0])
-        count[0] += 1
-        count[1] += proc.state not in FINE
-        count[2] += proc.kernel_state == observed.HOST_SILENT
-    rows = [
-        observed.HostRow(
-            name=name,
-            procs=total,
-            failed=failed,
-            is_insecure=name in insecure,
-            state="silent" if silent == total else "running",
-        )
-        for name, (total, failed, silent) in counts.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row.failed, row.name)))
+        there[proc.host].append(proc)
+    rows = [_host(found.get(name, observed.HostRow(name=name)), there[name], insecure) for name in {**found, **there}]
+    return tuple(sorted(rows, key=lambda row: (row.state == "running", -row.failed, row.name)))
+
+
+def _host(row: observed.HostRow, procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> observed.HostRow:
+    silent = sum(proc.kernel_state == observed.HOST_SILENT for proc in procs)
+    is_silent = row.agent == "silent" if not procs else silent == len(procs)
+    return msgspec.structs.replace(
+        row,
+        procs=len(procs),
+        failed=sum(proc.state not in FINE for proc in procs),
+        is_insecure=row.name in insecure,
+        state="lost" if row.agent == "lost" else "silent" if is_silent else "running",
+        torch=tuple(sorted({proc.torch for proc in procs if proc.torch})),
+    )
 
 
 def _calls(views: Sequence[observed.ProcView], procs: dict[str, observed.ProcRow]) -> Sequence[observed.CallRow]:
@@ -419,6 +425,39 @@ def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> 
         )
         for proc in later.procs
     ]
+
+
+class HostActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """Activity of one machine between two snapshots; None if unknown.
+
+    Attributes:
+        host: The machine, as in the later snapshot.
+        cpu: Processors at work.
+        received, sent: Bytes a second of its network.
+    """
+
+    host: HostRow
+    cpu: float | None = None
+    received: float | None = None
+    sent: float | None = None
+
+
+def hosts_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> list[HostActivity]:
+    """Return the activity of each machine between two snapshots, in the order of the later one."""
+    before = {} if earlier is None else {row.name: row for row in earlier.hosts if row.at}
+    return [_host_activity(row, before.get(row.name)) for row in later.hosts]
+
+
+def _host_activity(row: HostRow, before: HostRow | None) -> HostActivity:
+    if before is None or row.at <= before.at:
+        return HostActivity(host=row)
+    seconds = row.at - before.at
+    return HostActivity(
+        host=row,
+        cpu=max(0.0, row.cpu_seconds - before.cpu_seconds) / seconds,
+        received=max(0, row.received_bytes - before.received_bytes) / seconds,
+        sent=max(0, row.sent_bytes - before.sent_bytes) / seconds,
+    )
 
 
 def calls_of(seen: RunSnapshot, proc: str) -> list[CallRow]:

@@ -27,7 +27,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -40,7 +40,7 @@ from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError, fir
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.spawner.spawner_process import FarRoot, SpawnerProcess, open_far_root
 from trimesh._runtime.system.cpu_binding import host_name
-from trimesh._runtime.system.exits import STOPPED, process_state
+from trimesh._runtime.system.exits import STOPPED, cpu_seconds_of, memory_of, process_state
 from trimesh._runtime.system.records import (
     AgentReady,
     Arriving,
@@ -50,8 +50,13 @@ from trimesh._runtime.system.records import (
     Tunnel,
     WorkerConfig,
 )
+from trimesh._wire import observed
+from trimesh.config import current
 from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.system.machine import Machine
 
 _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
 
@@ -80,6 +85,7 @@ class HostAgent:
         self._casts = HostCasts(neighbours)
         self._pipe = pipe
         self._has_queued = trio.Event()
+        self._machine: Machine | None = None
 
     async def serve(self) -> AgentEnd:
         """Serve until the controller stops it or is lost, or a spawner is lost; return the reason."""
@@ -113,7 +119,11 @@ class HostAgent:
                 case wire.StateOf(request=request, pid=pid):
                     close_all(received.fds)
                     states = [process_state(one) for one in ([pid] if pid else self._spawners.pids())]
-                    self._send(wire.StateKnown(request, next((one for one in states if one in STOPPED), states[0])))
+                    state = next((one for one in states if one in STOPPED), states[0])
+                    self._send(wire.StateKnown(request, state, cpu_seconds_of(pid), memory_of(pid)))
+                case wire.MachineOf(request=request):
+                    close_all(received.fds)
+                    nursery.start_soon(self._tell_machine, request)
                 case wire.Signal() | wire.OutputTaken():
                     close_all(received.fds)
                     self._spawners.post(record)
@@ -129,6 +139,12 @@ class HostAgent:
                 case _:
                     close_all(received.fds)
                     raise ProtocolError(f"a controller must send requests, got {type(record).__name__}")
+
+    async def _tell_machine(self, request: int) -> None:
+        from trimesh._runtime.system.machine import Machine  # noqa: PLC0415 - few runs are looked at
+
+        self._machine = self._machine or Machine(current().nvml)
+        self._send(wire.MachineKnown(request, observed.encode(await self._machine.read())))
 
     @trio.lowlevel.enable_ki_protection
     async def _ask(self, question: _Question) -> None:

@@ -31,7 +31,7 @@ from trimesh._runtime.life.job_hosts import HostCode
 from trimesh._runtime.life.local_host import accept_links, spec_of
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import HostLoss
-from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
+from trimesh._runtime.peers.host import LaunchRequest, NoLinkError, ProcessState
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.boot import own_prefixes
 from trimesh._runtime.spawner.client import FarPlace, Siblings, SpawnerClient, SpawnerLostError
@@ -43,6 +43,8 @@ from trimesh._runtime.system.records import AgentReady, Listening, Parted, Relay
 from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._transport.relay import Session
+from trimesh._wire import observed
+from trimesh._wire.observed import HostRow
 from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
@@ -81,9 +83,10 @@ class RemoteChild:
 
     async def spawner_state(self) -> str | None:
         """See `HostChild.spawner_state`: its agent answers."""
-        return await self._host.state_of(0)
+        known = await self._host.state_of(0)
+        return None if known is None else known.letter
 
-    async def kernel_state(self) -> str | None:
+    async def kernel_state(self) -> ProcessState | None:
         """See `HostChild.kernel_state`: its agent answers."""
         return await self._host.state_of(self.pid)
 
@@ -217,13 +220,27 @@ class RemoteHost:
         """Signal the group of a process; never blocks. Does nothing if the host is lost."""
         self.client.post(wire.Signal(proc_id, signum))
 
-    async def state_of(self, pid: int) -> str | None:
+    async def state_of(self, pid: int) -> ProcessState | None:
         """Return the state of a process there, or of its spawners (0); None if the agent is lost."""
         try:
             received = await self.client.ask(lambda request: wire.StateOf(request, pid))
         except (SpawnerLostError, OSError, LimitExceeded):
             return None
-        return received.record.state if isinstance(received.record, wire.StateKnown) else None
+        known = received.record
+        if not isinstance(known, wire.StateKnown):
+            return None
+        return ProcessState(known.state, known.cpu_seconds, known.memory_bytes)
+
+    async def machine(self) -> HostRow | None:
+        """See `ServedHost.machine`: its agent answers."""
+        try:
+            received = await self.client.ask(wire.MachineOf)
+        except (SpawnerLostError, OSError, LimitExceeded):
+            return None
+        known = received.record
+        with suppress(ProtocolError):  # an observation ends no run
+            return observed.decode_host(known.row) if isinstance(known, wire.MachineKnown) else None
+        return None
 
     async def connect(self, target: ProcId) -> Link:
         try:

@@ -14,7 +14,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.peers.deaths import ProcDeath, diagnosed, stopped
-from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
+from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost, ServedHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.client import Siblings
 from trimesh._runtime.system.exits import ExitReport
@@ -76,7 +76,7 @@ class Family:
         self.root = root
         self.own_mesh: MeshInfo | None = None
         self.parent_lost = trio.Event()
-        self.remotes = list[Host]()
+        self.remotes = list[ServedHost]()
         self.siblings: Siblings | None = None
         self.neighbours: dict[ProcId, ProgramConnection] = {}
         self.clients = set[ProcId]()

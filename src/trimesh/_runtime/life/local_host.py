@@ -11,7 +11,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import HostLoss
-from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError
+from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError, ProcessState
 from trimesh._runtime.spawner.client import Siblings
 from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 from trimesh._runtime.spawner.socket import FarSocket
@@ -56,9 +56,9 @@ class LocalChild:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def kernel_state(self) -> str | None:
+    async def kernel_state(self) -> ProcessState | None:
         await trio.lowlevel.checkpoint()
-        return process_state(self.pid)
+        return ProcessState(process_state(self.pid))
 
     def signal(self, signum: int) -> None:
         """Send a signal to its process group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,6 +15,9 @@ from trimesh.config import Settings
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    from trimesh._wire.observed import HostRow
 
 
 class LaunchRequest(msgspec.Struct, frozen=True):
@@ -64,6 +67,19 @@ class NoLinkError(SpawnError):
     """This process lacks the memory or descriptors for a link; the other process may be alive."""
 
 
+class ProcessState(NamedTuple):
+    """A process as the kernel of its host sees it.
+
+    Attributes:
+        letter: Its state; empty if it is gone.
+        cpu_seconds, memory_bytes: As in `ProcRow`.
+    """
+
+    letter: str
+    cpu_seconds: float = 0.0
+    memory_bytes: int = 0
+
+
 class HostChild(Protocol):
     """A started process."""
 
@@ -97,8 +113,8 @@ class HostChild(Protocol):
         """Return the kernel state of its spawner, as `kernel_state` does."""
         ...
 
-    async def kernel_state(self) -> str | None:
-        """Return its process state from the host's kernel: a letter, "" if it is gone, None if the host does not reply.
+    async def kernel_state(self) -> ProcessState | None:
+        """Return its state from the host's kernel; None if the host does not reply.
 
         Waits for the host's reply.
         """
@@ -174,3 +190,17 @@ class PreloadingHost(msgspec.Struct, frozen=True):
 
     async def flush_output(self) -> None:
         await self.host.flush_output()
+
+
+class ServedHost(Host, Protocol):
+    """A machine that an agent serves for this process.
+
+    Attributes:
+        loss: Loss of the host; None while it serves.
+    """
+
+    loss: HostLoss | None
+
+    async def machine(self) -> HostRow | None:
+        """Return the figures of the machine; None if its agent is lost. Waits for its reply."""
+        ...

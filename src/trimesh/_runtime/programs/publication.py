@@ -504,14 +504,10 @@ def dial(name: str) -> socket.socket | None:
 
 def side_of(*, pickled: bool, proc_id: ProcId) -> wire.Side:
     """Return the description of this program."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - few programs need it
+    from trimesh._runtime.system.machine import own_version  # noqa: PLC0415 - few programs need it
 
-    try:
-        own = version("trimesh-actors")
-    except PackageNotFoundError:  # run from its sources
-        own = "unknown"
     return wire.Side(
-        trimesh=own,
+        trimesh=own_version(),
         protocol=ABI_VERSION,
         python=f"{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}",
         pickle="on" if pickled else "off",

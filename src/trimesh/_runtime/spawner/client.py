@@ -246,6 +246,7 @@ class SpawnerClient:
                 | wire.ExitKnown()
                 | wire.Flushed()
                 | wire.StateKnown()
+                | wire.MachineKnown()
             ):
                 self._answer(record.request, received)
             case (

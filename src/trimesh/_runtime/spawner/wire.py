@@ -4,7 +4,7 @@ Each record is one tagged msgpack array; unknown tags and fields are refused. De
 (`spawner/socket`); the docstring of each record says which.
 
     any process  -> spawner   Request: Hello Launch Signal Connect ExitOf Flush OutputTaken Retire Stop
-    controller   -> agent               CastChannel, and StateOf, answered by StateKnown
+    controller   -> agent               CastChannel; StateOf and MachineOf, answered by StateKnown and MachineKnown
     new worker   -> spawner   Request: Entered, or SetupRefused
     spawner      -> process   Notice:  Ready Fatal Launched LaunchFailed Connected ConnectFailed Incoming
                                        Exited ExitKnown Output Flushed
@@ -189,6 +189,12 @@ class StateOf(Record, frozen=True, tag=True):
     pid: Count
 
 
+class MachineOf(Record, frozen=True, tag=True):
+    """Controller to an agent only: query the figures of its machine. Answered by `MachineKnown`."""
+
+    request: Request
+
+
 class OutputTaken(Record, frozen=True, tag=True):
     """Controller only: one `Output` has been written; another may come."""
 
@@ -281,10 +287,19 @@ class Flushed(Record, frozen=True, tag=True):
 
 
 class StateKnown(Record, frozen=True, tag=True):
-    """Answer to `StateOf`: the kernel's letter; empty where there is no such process."""
+    """Answer to `StateOf`: the kernel's letter, empty where there is no such process; processor time and memory."""
 
     request: Request
     state: str
+    cpu_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    memory_bytes: Count = 0
+
+
+class MachineKnown(Record, frozen=True, tag=True):
+    """Answer to `MachineOf`: an encoded `HostRow`."""
+
+    request: Request
+    row: bytes
 
 
 class ForeignConnect(Record, frozen=True, tag=True):
@@ -408,6 +423,7 @@ AnyRequest = (
     | ExitOf
     | Flush
     | StateOf
+    | MachineOf
     | OutputTaken
     | CastChannel
     | Retire
@@ -440,6 +456,7 @@ AnyNotice = (
     | Output
     | Flushed
     | StateKnown
+    | MachineKnown
     | ForeignConnect
     | ForeignExitOf
     | Greeting

@@ -19,7 +19,7 @@ from trimesh.errors import ProcDied
 _EVENTS_BYTES: Final = 4_096
 """Read size of the kernel's event counts, a file of some ten short lines."""
 
-_PARENT_FIELD, _START_FIELD = (number - 3 for number in (4, 22))
+_PARENT_FIELD, _USER_FIELD, _SYSTEM_FIELD, _START_FIELD = (number - 3 for number in (4, 14, 15, 22))
 """Indexes into the result of `stat_of`."""
 
 STOPPED: Final = ("T", "t")
@@ -248,6 +248,23 @@ def stat_of(pid: int) -> list[str]:
         OSError: There is no such process.
     """
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Return the processor time of a process, that of its threads included; 0.0 if unknown."""
+    try:
+        fields = stat_of(pid)
+        return (int(fields[_USER_FIELD]) + int(fields[_SYSTEM_FIELD])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def memory_of(pid: int) -> int:
+    """Return the resident memory of a process in bytes; 0 if unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def process_state(pid: int) -> str:

@@ -161,6 +161,12 @@ class NVML:
         self.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(found))
         return Utilization(found.gpu, found.memory)
 
+    def celsius(self, handle: ctypes.c_void_p) -> int:
+        """Return the temperature of a GPU."""
+        found = ctypes.c_uint()
+        self.call("nvmlDeviceGetTemperature", handle, ctypes.c_uint(0), ctypes.byref(found))
+        return found.value
+
     def memory_by_process(self, handle: ctypes.c_void_p) -> Mapping[int, int]:
         """Return the bytes of a GPU's memory that each process has; pids are those of this process's namespace."""
         count = ctypes.c_uint(_PROCESSES_MAX)

@@ -22,7 +22,7 @@ from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.life.worker import serve_owner
 from trimesh._runtime.peers.deaths import HostLoss
-from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
+from trimesh._runtime.peers.host import LaunchRequest, NoLinkError, ProcessState
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.seeds import ProcSeeds
@@ -100,10 +100,10 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def kernel_state(self) -> str | None:
+    async def kernel_state(self) -> ProcessState | None:
         """See `HostChild.kernel_state`: a simulated process sleeps."""
         await trio.lowlevel.checkpoint()
-        return "S"
+        return ProcessState("S")
 
     def signal(self, signum: int) -> None:
         """End the process: SIGTERM and SIGKILL both end it at once, without clean-up."""
