@@ -927,8 +927,6 @@ LIVE_SHARE: Final = 0.1
 """Greatest share of time that drawing the overview takes: the interval grows with the run."""
 LIVE_LAST_SECONDS: Final = 0.5
 """Time for the last query of an overview, when its block is left: processes that run answer in milliseconds."""
-LIVE_POINTS: Final = 300
-"""Points of a curve of an overview, the newest: more than its pixels."""
 LIVE_CURVES: Final = 8
 """Curves of an overview; other metrics are counted."""
 LIVE_LINES: Final = 5
@@ -1076,7 +1074,7 @@ PAGE_HISTORY: Final = 1_000
 PAGE_CURVES: Final = 48
 """Curves of metrics on the page: more than a screen of them is found by its filter."""
 PAGE_CURVE_POINTS: Final = 300
-"""Points of one curve: as many as a chart has columns of two pixels."""
+"""Points of one curve: as many as a chart has columns of two pixels. Neighbours are merged."""
 PAGE_CELLS_MAX: Final = 65_536
 """Cells of one mesh that the page draws: more have no pixel."""
 PAGE_PANELS_MAX: Final = 128

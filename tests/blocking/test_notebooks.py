@@ -197,9 +197,30 @@ with tb.spawn_procs({"gpus": 2}, setup=wait):
 
 
 def test_overview_is_drawn_below_its_cell(tmp_path: Path) -> None:
-    """Q21: in one output, which is replaced, while the cell waits for a call; an interrupt ends it with its cell."""
+    """Q21: in one output, which is replaced, while the cell waits for a call; an interrupt ends it with its cell.
+
+    The curve of a counter that grew before, and not since, is of the history.
+    """
+    counting = """
+from trimesh import limits, observe
+limits.HISTORY_BEGIN_SECONDS, limits.SAMPLING_SECONDS = 0.0, 0.01
+tokens = trimesh.telemetry.counter("tokens")
+
+def await_values(count):
+    values = "select value from metrics where metric = 'tokens'"
+    while True:
+        try:
+            if len(observe.query(values).rows) >= count: return
+        except trimesh.ConnectError:  # not yet
+            pass
+"""
+    grown = """
+tokens.add(0)
+await_values(1)
+tokens.add(7)
+await_values(2)
+"""
     watching = """
-from trimesh import limits
 from trimesh.observe import overview
 limits.LIVE_SECONDS = 0
 drawn, times, draw = threading.Event(), [], overview.Overview.html
@@ -219,16 +240,17 @@ with channel as (port, receiver), procs.live():
     workers.slice(gpus=0).hold.call(port)
 """
     after = "count = len(times); workers.step.call(1).values(), len(times) == count"
-    cells = [CELLS["define"], CELLS["open"], CELLS["spawn"], watching, after, "procs.close()"]
+    cells = [CELLS["define"], counting, CELLS["open"], CELLS["spawn"], grown, watching, after, "procs.close()"]
     notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     asyncio.run(client_of(notebook, tmp_path, allow_errors=True).async_execute())
 
-    drawn, interrupt = notebook.cells[3].outputs
+    drawn, interrupt = notebook.cells[5].outputs
     assert (drawn.output_type, interrupt.ename) == ("display_data", "KeyboardInterrupt")
     titles = re.findall(r"<title>(procs.*?\]): ", drawn.data["text/html"])
     assert sorted(titles) == ["procs[gpus=0]", "procs[gpus=1]"]
     assert "as it was at" in drawn.data["text/html"]
-    assert notebook.cells[4].outputs[0].data["text/plain"] == "((2, 2), True)"
+    assert re.search(r"0 to [1-9][^<]*, in [^<]*, controller", drawn.data["text/html"])
+    assert notebook.cells[6].outputs[0].data["text/plain"] == "((2, 2), True)"
 
 
 MARIMO = """

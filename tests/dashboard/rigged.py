@@ -21,9 +21,9 @@ from trimesh._wire.observed import (
     SampleRow,
     WaitRow,
 )
-from trimesh.cli.dashboard.past import Past
 from trimesh.errors import ConnectError
 from trimesh.observe import Cause, RunSnapshot
+from trimesh.observe.past import Past
 from trimesh.observe.run_snapshot import merge
 
 STACK = """Stack (most recent call first):

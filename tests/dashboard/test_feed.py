@@ -14,11 +14,11 @@ from tests.patience import HANG_SECONDS
 
 pytest.importorskip("cyclopts")
 
-from trimesh.cli.dashboard.board import BoardSums
 from trimesh.cli.dashboard.feed import PageFeed
-from trimesh.cli.dashboard.past import Past
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot
+from trimesh.observe.past import Past
+from trimesh.observe.sums import RunSums
 
 
 def told(event: bytes) -> tuple[str, Any]:
@@ -77,7 +77,7 @@ class PausedSource(RiggedSource):
 
     def past(self, after: float, *, curves: bool) -> Past:
         self.asked.append((after, curves))
-        return Past((BoardSums(at=after + 30.0, memory=7),))
+        return Past((RunSums(at=after + 30.0, memory=7),))
 
 
 async def test_time_in_which_no_browser_followed_is_filled_from_the_history():

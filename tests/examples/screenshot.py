@@ -18,7 +18,7 @@ from tests.dashboard.browser import running_chromium, visiting
 
 import trimesh
 from trimesh import Actor, Isolate, endpoint, limits, this_host
-from trimesh.observe.live import query_run
+from trimesh.observe.live import look
 from trimesh.observe.overview import Overview
 
 CELL = "with procs.live():\n    trainers.train.call(steps=1_000)"
@@ -65,7 +65,7 @@ async def shoot(path: Path) -> None:
         nursery.start_soon(trainers.train.call_settled, 1_000)
         nursery.start_soon(generators.slice(replica=slice(0, 6)).generate.call)
         for _ in range(SECONDS):
-            overview.add(await query_run(limits.OBSERVE_SECONDS))
+            await look(overview, limits.OBSERVE_SECONDS)
             await trio.sleep(1)
         with tempfile.TemporaryDirectory() as name, running_chromium(Path(name)) as chromium:
             async with visiting(chromium) as browser:

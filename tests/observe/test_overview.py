@@ -11,8 +11,9 @@ from tests.rows import rows
 from trimesh import limits
 from trimesh.errors import place_name
 from trimesh.mesh_drawing import CELLS_MAX
-from trimesh.observe import ActorRow, CallRow, EndpointRow, EventRow, JobRow, MetricRow, ProcRow, RunSnapshot
+from trimesh.observe import ActorRow, CallRow, EndpointRow, EventRow, JobRow, MetricRow, ProcRow, RunSnapshot, SampleRow
 from trimesh.observe.overview import Overview
+from trimesh.observe.past import Past, PastPoint
 
 SVG = "{http://www.w3.org/2000/svg}"
 BYTES_MAX = 600_000
@@ -113,7 +114,7 @@ def test_sums_are_of_the_time_between_two_snapshots() -> None:
 
     found = text_of(page_of(earlier, later))
 
-    for part in ("run 25871", "processes 2", "calls 25/s", "CPU 1.5 cores", "memory 1.0 GiB", "GPU 93 %, 1.0 GiB"):
+    for part in ("run 25871", "processes 3", "calls 25/s", "CPU 1.5 cores", "memory 1.0 GiB", "GPU 93 %, 1.0 GiB"):
         assert part in found, (part, found)
     assert "errors 3" in found
     assert "deaths 1" in found  # an actor that died with its process is not another death
@@ -157,52 +158,50 @@ def waiting(one: str, other: str) -> CallRow:
     return CallRow(id=one, proc=one, name=one, mesh=one, endpoint="step", state="waiting", waits=waits)
 
 
-def test_metric_is_a_curve_over_its_members() -> None:
-    """OV-2: the mean of values, the rate of a counter; no curve of what is no number."""
-
-    def seen(at: float, *losses: float, tokens: float) -> RunSnapshot:
-        metrics = [
-            MetricRow(proc=f"{rank}", name=f"{rank}", metric="loss", value=loss) for rank, loss in enumerate(losses)
+def test_curves_are_drawn() -> None:
+    """The mean of what was logged, the rate of a counter, with the past of the run in front."""
+    overview = Overview("trainers")
+    overview.load(Past((), tuple(past_loss(step) for step in range(3)), until=99.0))
+    for at, tokens in ((100.0, 0), (102.0, 1_000), (104.0, 3_000)):
+        counter = MetricRow(proc="0", name="0", mesh="trainers", metric="tokens", kind="counter", value=tokens)
+        logged = [
+            SampleRow(at=at, proc=name, name=name, mesh="trainers", step=int(at) - 97, values={"loss": loss})
+            for name, loss in (("0", 2.0), ("1", 1.0))
         ]
-        metrics.append(MetricRow(proc="0", name="0", metric="tokens", kind="counter", value=tokens))
-        metrics.append(MetricRow(proc="0", name="0", metric="odd", value=float("nan")))
-        return run_of(proc("trainers", {"gpus": 0}), at=at, metrics=tuple(metrics))
+        overview.add(run_of(proc("trainers", {"gpus": 0}), at=at, metrics=(counter,)), logged)
+    found = ElementTree.fromstring(overview.html())
 
-    found = page_of(seen(100, 4.0, 2.0, tokens=0), seen(102, 2.0, 1.0, tokens=1_000), seen(104, 1.0, 0.0, tokens=3_000))
-
-    assert "loss 0.5 0 to 4 in 4.0 s" in text_of(found)
-    assert "tokens/s 1,000 500 to 1,000 in 2.0 s" in text_of(found)
-    assert "odd" not in text_of(found)
-    loss, tokens = (
-        found.iter(f"{SVG}polyline") if found.find(f".//{SVG}polyline") is not None else found.iter("polyline")
-    )
+    assert "loss 1.5 1 to 9, steps 0 to 7, trainers" in text_of(found)
+    assert "tokens/s 1,000 500 to 1,000, in 2.0 s, trainers" in text_of(found)
+    loss, tokens = found.iter("polyline")
     places = [tuple(map(float, place.split(","))) for place in loss.attrib["points"].split()]
-    assert len(places) == 3
+    assert len(places) == 6
     assert [x for x, _ in places] == sorted(x for x, _ in places)
     assert [y for _, y in places] == sorted(y for _, y in places)  # it falls
     assert len(tokens.attrib["points"].split()) == 2
 
 
+def past_loss(step: int) -> PastPoint:
+    return PastPoint("loss", "trainers", "step", "value", 2, step, total=16.0 - step, count=2, low=7.0, high=9.0)
+
+
 def test_curves_and_lines_are_few() -> None:
-    """OV-3."""
-    metrics = tuple(
-        MetricRow(proc="0", name="0", metric=f"m{number}", value=1.0) for number in range(limits.LIVE_CURVES + 3)
-    )
+    """OV-2."""
+    values = {f"m{number}": 1.0 for number in range(limits.LIVE_CURVES + 3)}
     wrong = [proc("trainers", {"gpus": rank}, state="stuck") for rank in range(limits.LIVE_LINES + 2)]
     overview = Overview("trainers")
-    for at in range(limits.LIVE_POINTS + 50):
-        overview.add(run_of(*wrong, at=100.0 + at, metrics=metrics))
+    overview.add(run_of(*wrong), [SampleRow(at=100.0, proc="0", name="0", values=values)])
     found = ElementTree.fromstring(overview.html())
 
+    assert len(list(found.iter("polyline"))) == limits.LIVE_CURVES
     assert "and 3 more metrics" in text_of(found)
     assert "and 2 more" in text_of(found)
     assert text_of(found).count("✗") == limits.LIVE_LINES
-    assert all(len(line.attrib["points"].split()) == limits.LIVE_POINTS for line in found.iter("polyline"))
 
 
 @rows("meshes", [{"all": CELLS_MAX}, {f"m{number}": 1_024 for number in range(6)}, {"a": 3, "huge": 2 * CELLS_MAX}])
 def test_many_processes_are_bounded(meshes: dict[str, int]) -> None:
-    """OV-3: as many meshes as have room; the others are counted."""
+    """OV-2: as many meshes as have room; the others are counted."""
     procs = [proc(mesh, {"ranks": rank}) for mesh, count in meshes.items() for rank in range(count)]
     overview = Overview(next(iter(meshes)))
     overview.add(run_of(*procs))

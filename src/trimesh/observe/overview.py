@@ -1,8 +1,7 @@
 """Overview of a run as HTML for a notebook: sums, what is wrong, its meshes, the program's curves, events; PURE.
 
 OV-1 A process mesh is one card: a process that runs has the state of the actors on it.
-OV-2 A curve is the mean over the members in a band from the least to the greatest; of a counter it is its rate.
-OV-3 Its size has a bound: `mesh_drawing.CELLS_MAX` cells in all, and `limits.LIVE_...` for the rest.
+OV-2 Its size has a bound: `mesh_drawing.CELLS_MAX` cells in all, and `limits.LIVE_...` for the rest.
 """
 
 from __future__ import annotations
@@ -10,18 +9,20 @@ from __future__ import annotations
 import html
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
-import msgspec
-
 from trimesh import limits
-from trimesh._wire.observed import ActorRow, EventRow, MetricRow, ProcRow
+from trimesh._wire.observed import ActorRow, EventRow, ProcRow, SampleRow
 from trimesh.errors import with_cells
 from trimesh.mesh_drawing import CELLS_MAX, mesh_card
+from trimesh.observe.curves import Curve, Curves
+from trimesh.observe.past import Past
 from trimesh.observe.quantities import duration, size
 from trimesh.observe.run_snapshot import FINE, RunSnapshot, activity_between, program_line
+from trimesh.observe.sums import sum_run
 from trimesh.observe.waiting import WaitGraph
 
 _TILE: Final = "border:1px solid rgba(128,128,128,.4);border-radius:4px;padding:2px 10px;min-width:72px"
@@ -31,25 +32,14 @@ _WIDE, _HIGH = 220, 44
 """Pixels of a curve."""
 
 
-class CurvePoint(msgspec.Struct, frozen=True):
-    """A metric at one moment, over all members.
-
-    Attributes:
-        at: Unix time.
-        least, mean, greatest: Over the members that have it.
-    """
-
-    at: float
-    least: float
-    mean: float
-    greatest: float
-
-
 class Overview:
     """Overview of one run.
 
     Args:
         first: Name of the mesh that comes first.
+
+    Attributes:
+        curves: Curves of the program's metrics.
     """
 
     def __init__(self, first: str) -> None:
@@ -57,14 +47,18 @@ class Overview:
         self._began_at = 0.0
         self._seen: RunSnapshot | None = None
         self._earlier: RunSnapshot | None = None
-        self._curves: dict[str, deque[CurvePoint]] = {}
+        self.curves = Curves()
 
-    def add(self, seen: RunSnapshot) -> None:
-        """Take the next snapshot."""
+    def load(self, past: Past) -> None:
+        """Take the past of the run, before any snapshot."""
+        self.curves.load(past)
+
+    def add(self, seen: RunSnapshot, samples: Sequence[SampleRow] = ()) -> None:
+        """Take the next snapshot, and what was logged since the one before it."""
         self._began_at = self._began_at or seen.taken_at
         self._earlier, self._seen = self._seen, seen
-        for name, point in _points(seen, self._earlier):
-            self._curves.setdefault(name, deque(maxlen=limits.LIVE_POINTS)).append(point)
+        self.curves.add(samples)
+        self.curves.look(seen)
 
     def html(self, *, has_ended: bool = False) -> str:
         """Return the overview of the last snapshot."""
@@ -101,10 +95,10 @@ class Overview:
             yield f'<div style="margin:8px 0">{card}</div>'
 
     def _drawn_curves(self) -> Iterator[str]:
-        names = list(self._curves)
-        if names:
-            shown = "".join(_curve(name, self._curves[name]) for name in names[: limits.LIVE_CURVES])
-            more = len(names) - limits.LIVE_CURVES
+        drawn = [_drawn(curve) for curve in islice(self.curves.shown(), limits.LIVE_CURVES)]
+        if drawn:
+            shown = "".join(drawn)
+            more = len(self.curves) + self.curves.left_out - len(drawn)
             rest = f'<div style="{_SMALL}">and {more} more metrics</div>' if more > 0 else ""
             yield f'<div style="{_ROW}">{shown}</div>{rest}'
 
@@ -113,25 +107,18 @@ class Overview:
 
 
 def _tiles(seen: RunSnapshot, earlier: RunSnapshot | None) -> str:
-    seconds = 0.0 if earlier is None else seen.taken_at - earlier.taken_at
-    tiles = [("processes", f"{sum(bool(proc.mesh) for proc in seen.procs):,}")]
-    if earlier is not None and seconds > 0:
-        if seen.endpoints:
-            calls = sum(row.calls for row in seen.endpoints) - sum(row.calls for row in earlier.endpoints)
-            tiles.append(("calls", f"{_number(max(0, calls) / seconds)}/s"))
-        activities = activity_between(seen, earlier)
-        tiles.append(("messages", f"{_number(sum(one.sent for one in activities))}/s"))
-        tiles.append(("bytes", f"{size(sum(one.nbytes for one in activities) / 2)}/s"))  # each is sent and received
-        before = {proc.id: proc.cpu_seconds for proc in earlier.procs}
-        used = sum(proc.cpu_seconds - before[proc.id] for proc in seen.procs if proc.id in before)
-        tiles.append(("CPU", f"{max(0.0, used) / seconds:.1f} cores"))
-    tiles.append(("memory", size(sum(proc.memory_bytes for proc in seen.procs))))
-    if any(proc.gpu_memory_bytes for proc in seen.procs):
-        busiest = max(proc.gpu_percent for proc in seen.procs)
-        tiles.append(("GPU", f"{busiest} %, {size(sum(proc.gpu_memory_bytes for proc in seen.procs))}"))
-    errors = sum(row.errors for row in seen.endpoints)
-    deaths = sum(seen.happened.get(mesh, {}).get("Died", 0) for mesh in {proc.mesh for proc in seen.procs})
-    tiles += [(word, f"{count:,}") for word, count in (("errors", errors), ("deaths", deaths)) if count]
+    sums = sum_run(seen, earlier, activity_between(seen, earlier))
+    tiles = [("processes", f"{len(seen.procs):,}")]
+    if sums.ended is not None:
+        tiles.append(("calls", f"{_number(sums.ended)}/s"))
+    if sums.messages is not None and sums.nbytes is not None and sums.cpu is not None:
+        tiles.append(("messages", f"{_number(sums.messages)}/s"))
+        tiles.append(("bytes", f"{size(sums.nbytes)}/s"))
+        tiles.append(("CPU", f"{sums.cpu:.1f} cores"))
+    tiles.append(("memory", size(sums.memory)))
+    if sums.gpu_memory:
+        tiles.append(("GPU", f"{sums.gpu} %, {size(sums.gpu_memory)}"))
+    tiles += [(word, f"{count:,}") for word, count in (("errors", sums.errors), ("deaths", sums.deaths)) if count]
     shown = "".join(
         f'<div style="{_TILE}"><div style="{_SMALL}">{word}</div><div style="font-weight:600">{text}</div></div>'
         for word, text in tiles
@@ -228,42 +215,27 @@ def _state(proc: ProcRow, actors: Iterable[ActorRow]) -> str:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 
 
-def _points(seen: RunSnapshot, earlier: RunSnapshot | None) -> Iterator[tuple[str, CurvePoint]]:
-    before: Mapping[tuple[str, str], MetricRow] = {}
-    seconds = 0.0
-    if earlier is not None:
-        before = {(row.metric, row.name): row for row in earlier.metrics}
-        seconds = seen.taken_at - earlier.taken_at
-    values = defaultdict[str, list[float]](list)
-    for row in seen.metrics:
-        if row.kind in ("value", "gauge") and math.isfinite(row.value):
-            values[row.metric].append(row.value)
-        elif row.kind == "counter" and seconds > 0 and (row.metric, row.name) in before:
-            values[f"{row.metric}/s"].append(max(0.0, row.value - before[row.metric, row.name].value) / seconds)
-    for name, found in values.items():
-        yield name, CurvePoint(seen.taken_at, min(found), sum(found) / len(found), max(found))
+def _drawn(curve: Curve) -> str:
+    first, last = curve.x[0], curve.x[-1]
+    low, high = min(curve.low), max(curve.high)
 
+    def place(x: int, value: float) -> str:
+        right = 1 + (_WIDE - 2) * (x - first) / (last - first) if last > first else _WIDE - 2
+        down = 2 + (_HIGH - 4) * (1 - (value - low) / (high - low)) if high > low else _HIGH / 2
+        return f"{right:.1f},{down:.1f}"
 
-def _curve(name: str, points: Sequence[CurvePoint]) -> str:
-    first, last = points[0].at, points[-1].at
-    low, high = min(point.least for point in points), max(point.greatest for point in points)
-
-    def place(at: float, value: float) -> str:
-        x = 1 + (_WIDE - 2) * (at - first) / (last - first) if last > first else _WIDE - 2
-        y = 2 + (_HIGH - 4) * (1 - (value - low) / (high - low)) if high > low else _HIGH / 2
-        return f"{x:.1f},{y:.1f}"
-
-    line = " ".join(place(point.at, point.mean) for point in points)
-    band = [place(point.at, point.greatest) for point in points]
-    band += [place(point.at, point.least) for point in reversed(points)]
-    newest = place(last, points[-1].mean).split(",")
+    line = list(map(place, curve.x, curve.mean))
+    band = [*map(place, curve.x, curve.high), *map(place, reversed(curve.x), reversed(curve.low))]
+    right, down = line[-1].split(",")
+    name = f"{curve.metric}/s" if curve.kind == "counter" else curve.metric
+    extent = f"steps {first:,} to {last:,}" if curve.unit == "step" else f"in {duration(last - first)}"
     return (
-        f'<div style="{_TILE}"><div style="{_SMALL}">{_cut(name)} <b>{_number(points[-1].mean)}</b></div>'
+        f'<div style="{_TILE}"><div style="{_SMALL}">{_cut(name)} <b>{_number(curve.mean[-1])}</b></div>'
         f'<svg width="{_WIDE}" height="{_HIGH}" viewBox="0 0 {_WIDE} {_HIGH}" role="img">'
         f'<polygon points="{" ".join(band)}" fill="#4f8fc4" fill-opacity=".25"/>'
-        f'<polyline points="{line}" fill="none" stroke="#4f8fc4" stroke-width="1.5"/>'
-        f'<circle cx="{newest[0]}" cy="{newest[1]}" r="2.5" fill="#4f8fc4"/></svg>'
-        f'<div style="{_SMALL}">{_number(low)} to {_number(high)} in {duration(last - first)}</div></div>'
+        f'<polyline points="{" ".join(line)}" fill="none" stroke="#4f8fc4" stroke-width="1.5"/>'
+        f'<circle cx="{right}" cy="{down}" r="2.5" fill="#4f8fc4"/></svg>'
+        f'<div style="{_SMALL}">{_number(low)} to {_number(high)}, {extent}, {_cut(curve.mesh)}</div></div>'
     )
 
 

@@ -31,7 +31,6 @@ from trimesh.observe import (
     ActorRow,
     CallRow,
     Cause,
-    EndpointRow,
     EventRow,
     GrantRow,
     JobRow,
@@ -44,6 +43,7 @@ from trimesh.observe import (
     activity_between,
 )
 from trimesh.observe.run_snapshot import FINE
+from trimesh.observe.sums import RunSums, sum_run
 
 PROC_LETTERS: Final = {
     "running": "r",
@@ -120,13 +120,11 @@ def grids(
     activities: Sequence[ProcActivity],
     actors: Sequence[ActorRow],
     calls: Sequence[CallRow],
-    used: Mapping[str, float] | None = None,
 ) -> tuple[list[Placed], int]:
     """Return the meshes of a run, those with failures first, and the number of omitted ones.
 
     Args:
         activities, actors, calls: Rows of the run.
-        used: Cores that each process uses, by id.
     """
     doing = {one.proc.id: one for one in activities}
     proc_meshes, actor_meshes = defaultdict[str, list[ProcRow]](list), defaultdict[str, list[ActorRow]](list)
@@ -139,7 +137,7 @@ def grids(
         for key in (call.name, call.proc):
             if key not in oldest or oldest[key].age < call.age:
                 oldest[key] = call
-    found = [_proc_grid(name, rows, doing, oldest, used or {}) for name, rows in proc_meshes.items()]
+    found = [_proc_grid(name, rows, doing, oldest) for name, rows in proc_meshes.items()]
     found += [_actor_grid(name, rows, doing, oldest) for name, rows in actor_meshes.items()]
     found.sort(key=lambda one: (_failed(one.grid) == 0, one.grid.kind != "procs", -len(one.names), one.grid.name))
     return found[: limits.PAGE_MESHES_MAX], max(0, len(found) - limits.PAGE_MESHES_MAX)
@@ -154,7 +152,6 @@ def _proc_grid(
     rows: Sequence[ProcRow],
     doing: Mapping[str, ProcActivity],
     oldest: Mapping[str, CallRow],
-    used: Mapping[str, float],
 ) -> Placed:
     labels, sizes, cells = _arranged(rows)
     found = [None if row is None else doing[row.id] for row in cells]
@@ -167,7 +164,7 @@ def _proc_grid(
         letters=letters,
         depth=_numbers([0 if one is None else one.queued for one in found]),
         memory=_numbers([0 if one is None else one.proc.memory_bytes // _MIB for one in found]),
-        cpu=_numbers([0 if one is None else round(100 * used.get(one.proc.id, 0.0)) for one in found]),
+        cpu=_numbers([0 if one is None else round(100 * (one.cpu or 0.0)) for one in found]),
         gpu=_numbers([0 if one is None else one.proc.gpu_percent for one in found]),
         rate=_numbers([0 if one is None else round(one.received + one.sent) for one in found]),
         age=_numbers([0.0 if one is None else round(one.oldest, 1) for one in found]),
@@ -407,40 +404,6 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: float = 0.0
 
 
-class BoardSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over a run at one moment: a point of the charts. Points from the history have resources only.
-
-    Attributes:
-        at: Unix time.
-        messages, nbytes: Messages and bytes per second, over all links; None in the first snapshot, as all rates.
-        ended: Calls that have ended a second; None if no process counts them (no flight record), as `errors`.
-        errors: Calls that have raised, of the actors that live.
-        calls, queued: Calls under way, and those of them in mailboxes.
-        cpu: Cores in use by all processes.
-        gpu: Use of the busiest GPU in percent.
-        gpu_memory: Bytes on all GPUs.
-        memory: Resident bytes of all processes.
-        failed: Number of dead, stuck, silent and stopped processes.
-        p50, p99: Median and 99th percentile of latency in seconds, in the busiest processes; None if no call has
-            ended.
-    """
-
-    at: float
-    messages: float | None = None
-    nbytes: float | None = None
-    ended: float | None = None
-    errors: int | None = None
-    calls: int | None = None
-    queued: int | None = None
-    cpu: float | None = None
-    gpu: int = 0
-    gpu_memory: int = 0
-    memory: int = 0
-    failed: int | None = None
-    p50: float | None = None
-    p99: float | None = None
-
-
 class Board(msgspec.Struct, frozen=True, kw_only=True):
     """The page's view of a run at one moment.
 
@@ -472,7 +435,7 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     by: str = "loop"
     job: JobRow | None = None
     procs: dict[str, int] = {}
-    sums: BoardSums
+    sums: RunSums
     problems: tuple[Problem, ...] = ()
     meshes: tuple[Grid, ...] = ()
     calls: tuple[CallGroup, ...] = ()
@@ -494,14 +457,12 @@ class SeenRun(msgspec.Struct, frozen=True):
         snapshot: Snapshot of the run.
         placed: Its meshes, with the members in their cells.
         activities: Activity of each process.
-        cores: Cores that each process uses, by id.
     """
 
     board: Board
     snapshot: RunSnapshot
     placed: tuple[Placed, ...]
     activities: tuple[ProcActivity, ...]
-    cores: dict[str, float] = {}
 
 
 def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int = 0) -> SeenRun:
@@ -514,8 +475,7 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
     """
     later = _with_last_known(later, earlier)
     activities = activity_between(later, earlier)
-    used = cores_used(later, earlier)
-    placed, meshes_cut = grids(activities, later.actors, later.calls, used)
+    placed, meshes_cut = grids(activities, later.actors, later.calls)
     wrong = problems(later)
     groups = call_groups(later.calls)
     names = {proc.id: proc.name for proc in later.procs}
@@ -536,7 +496,7 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         by=later.by,
         job=later.job,
         procs=dict(Counter(proc.state for proc in later.procs)),
-        sums=_sums(later, earlier, activities, used),
+        sums=sum_run(later, earlier, activities),
         problems=tuple(wrong[: limits.PAGE_PROBLEMS_MAX]),
         meshes=tuple(one.grid for one in placed),
         calls=tuple(_group(calls) for calls in groups[:most]),
@@ -550,18 +510,7 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         events=tuple(reversed(later.events[-most:])),
         left_out={table: count for table, count in left_out.items() if count},
     )
-    return SeenRun(board, later, tuple(placed), tuple(activities), used)
-
-
-def cores_used(later: RunSnapshot, earlier: RunSnapshot | None) -> dict[str, float]:
-    """Return the cores that each process has used between two snapshots, by its id; none for one of them without it."""
-    if earlier is None or later.taken_at <= earlier.taken_at:
-        return {}
-    before = {proc.id: proc.cpu_seconds for proc in earlier.procs if proc.cpu_seconds}
-    seconds = later.taken_at - earlier.taken_at
-    return {
-        proc.id: max(0.0, proc.cpu_seconds - before[proc.id]) / seconds for proc in later.procs if proc.id in before
-    }
+    return SeenRun(board, later, tuple(placed), tuple(activities))
 
 
 def _with_last_known(later: RunSnapshot, earlier: RunSnapshot | None) -> RunSnapshot:
@@ -592,34 +541,6 @@ def with_end(seen: SeenRun, state: str, said: str, cause: Cause | None = None, *
         seen.board, number=number, state=state, said=said, problems=wrong[: limits.PAGE_PROBLEMS_MAX]
     )
     return msgspec.structs.replace(seen, board=board)
-
-
-def _sums(
-    seen: RunSnapshot, earlier: RunSnapshot | None, activities: Sequence[ProcActivity], used: Mapping[str, float]
-) -> BoardSums:
-    before = {} if earlier is None else {_counted(row): row.calls for row in earlier.endpoints}
-    seconds = 0.0 if earlier is None else max(0.0, seen.taken_at - earlier.taken_at)
-    ended = sum(max(0, row.calls - before.get(_counted(row), row.calls)) for row in seen.endpoints)
-    return BoardSums(
-        at=seen.taken_at,
-        messages=sum(one.sent for one in activities) if seconds else None,
-        nbytes=sum(one.nbytes for one in activities) / 2
-        if seconds
-        else None,  # what one end has sent, the other has received
-        ended=ended / seconds if seconds and seen.endpoints else None,
-        errors=sum(row.errors for row in seen.endpoints) if seen.endpoints else None,
-        calls=len(seen.calls) + seen.cut.get("calls", 0),
-        queued=sum(actor.queued for actor in seen.actors),
-        cpu=round(sum(used.values()), 3) if seconds else None,
-        gpu=max((proc.gpu_percent for proc in seen.procs), default=0),
-        gpu_memory=sum(proc.gpu_memory_bytes for proc in seen.procs),
-        memory=sum(proc.memory_bytes for proc in seen.procs),
-        failed=sum(proc.state in ("dead", "stuck", "silent", "stopped") for proc in seen.procs),
-    )
-
-
-def _counted(row: EndpointRow) -> tuple[str, str, str]:
-    return row.proc, row.name, row.endpoint
 
 
 def _group(calls: Sequence[CallRow]) -> CallGroup:

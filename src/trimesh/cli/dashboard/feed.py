@@ -22,10 +22,8 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh.cli.dashboard.board import Board, BoardSums, SeenRun, see, with_end
-from trimesh.cli.dashboard.curves import Curves
+from trimesh.cli.dashboard.board import Board, SeenRun, see, with_end
 from trimesh.cli.dashboard.detail import page_json
-from trimesh.cli.dashboard.past import Past, read_past
 from trimesh.errors import ConnectError
 from trimesh.observe import (
     Cause,
@@ -39,6 +37,9 @@ from trimesh.observe import (
     read_record,
     runs,
 )
+from trimesh.observe.curves import Curves
+from trimesh.observe.past import Past, read_past
+from trimesh.observe.sums import RunSums
 
 
 class ShownRun(Protocol):
@@ -76,7 +77,7 @@ class PageFeed:
         self._every = every
         self._data = b""
         self._number = 0
-        self._history = deque[BoardSums](maxlen=limits.PAGE_HISTORY)
+        self._history = deque[RunSums](maxlen=limits.PAGE_HISTORY)
         self._changed = trio.Event()
         self._wanted = trio.Event()
 
@@ -116,7 +117,7 @@ class PageFeed:
         finally:
             self.followers -= 1
 
-    def _look(self, before: SeenRun | None) -> tuple[SeenRun, bytes, list[BoardSums]]:
+    def _look(self, before: SeenRun | None) -> tuple[SeenRun, bytes, list[RunSums]]:
         """Query the run, compute the board and encode it; in a thread. The sums of a pause are those of the history."""
         later = self._source.snapshot()
         past = Past()
@@ -159,14 +160,14 @@ class PageFeed:
 
 def _nothing() -> SeenRun:
     snapshot = RunSnapshot(taken_at=0.0)
-    return SeenRun(Board(at=0.0, sums=BoardSums(at=0.0)), snapshot, (), ())
+    return SeenRun(Board(at=0.0, sums=RunSums(at=0.0)), snapshot, (), ())
 
 
 def _event(kind: str, data: bytes) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def _timed(seen: SeenRun, before: SeenRun | None) -> BoardSums:
+def _timed(seen: SeenRun, before: SeenRun | None) -> RunSums:
     """Return the sums of a board, with the latency of calls since the previous board."""
     since = seen.snapshot.taken_at - limits.PAGE_SECONDS if before is None else before.snapshot.taken_at
     busiest = sorted(seen.activities, key=lambda one: -one.received)

@@ -94,7 +94,7 @@ def host_table(seen: SeenRun, sort: str = "memory", name: str = "") -> HostTable
             host=one.proc.host,
             pid=one.proc.pid,
             state=one.proc.state,
-            cpu=round(seen.cores.get(one.proc.id, 0.0), 3),
+            cpu=round(one.cpu or 0.0, 3),
             memory=one.proc.memory_bytes,
             gpu=one.proc.gpu_percent,
             gpu_memory=one.proc.gpu_memory_bytes,

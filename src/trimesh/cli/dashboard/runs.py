@@ -19,9 +19,9 @@ from trimesh import limits
 from trimesh._runtime.recording import RunFolder, read_file
 from trimesh._wire import flight
 from trimesh.cli.dashboard.feed import PageFeed, RunSource, ShownRun
-from trimesh.cli.dashboard.past import Past, read_past
 from trimesh.errors import ConnectError, ProtocolError
 from trimesh.observe import Cause, OutputRow, RunSnapshot, SampleRow, autopsy, query, runs
+from trimesh.observe.past import Past, read_past
 from trimesh.observe.run_snapshot import is_alive_run, recorded_runs
 
 _HEAD_BYTES: Final = flight.PAGE_BYTES

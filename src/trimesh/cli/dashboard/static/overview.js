@@ -14,7 +14,7 @@ const known = (value, text) => (value === null ? "–" : text(value));
 
 // Each tile: its words, its value, and the sum whose past is drawn.
 const TILES = [
-  { title: "processes", value: (board) => count(total(board)), note: (board) => (board.sums.failed ? `${count(board.sums.failed)} not running` : "all run"), key: "failed" },
+  { title: "processes", value: (board) => count(total(board)), note: ({ sums }) => (sums.failed ? `${count(sums.failed)} not running` : sums.deaths ? many(sums.deaths, "death") : "all run"), key: "failed" },
   { title: "calls/s", value: ({ sums }) => known(sums.ended, count), note: ({ sums }) => `${count(sums.calls)} under way`, key: "ended" },
   { title: "errors", value: ({ sums }) => known(sums.errors, count), note: () => "calls that raised", key: "errors" },
   { title: "bytes/s", value: ({ sums }) => known(sums.nbytes, size), note: ({ sums }) => `${known(sums.messages, count)} messages/s`, key: "nbytes" },

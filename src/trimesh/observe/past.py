@@ -1,4 +1,4 @@
-"""The past of a run, from its history: sums of resources and points of curves, for a page that is opened late.
+"""The past of a run, from its history: sums of resources and points of curves, for an observer that is opened late.
 
 PH-1 Points of curves are merged in the query: at most `limits.PAGE_CURVE_POINTS` of a curve are read.
 PH-2 Values logged before `until` come from the history, later ones from the run, so that none counts twice.
@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 
 from trimesh import limits
-from trimesh.cli.dashboard.board import BoardSums
 from trimesh.errors import ConnectError
-from trimesh.observe import QueryResult
+from trimesh.observe.history import QueryResult
+from trimesh.observe.sums import RunSums
 
 _USAGE: Final = """
 WITH rows AS (
@@ -77,7 +77,7 @@ class Past(msgspec.Struct, frozen=True):
         until: Unix time of the newest logged value that is in `points`.
     """
 
-    sums: tuple[BoardSums, ...] = ()
+    sums: tuple[RunSums, ...] = ()
     points: tuple[PastPoint, ...] = ()
     until: float = -math.inf
 
@@ -103,9 +103,9 @@ def read_past(query: Callable[[str, Any], QueryResult], after: float = 0.0, *, c
         return Past()
 
 
-def _sums(row: Sequence[Any]) -> BoardSums:
+def _sums(row: Sequence[Any]) -> RunSums:
     at, memory, cpu, gpu, gpu_memory = row
-    return BoardSums(at=at, memory=memory, cpu=cpu, gpu=gpu or 0, gpu_memory=gpu_memory or 0)
+    return RunSums(at=at, memory=memory, cpu=cpu, gpu=gpu or 0, gpu_memory=gpu_memory or 0)
 
 
 def _point(row: Sequence[Any]) -> PastPoint:

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from trimesh import limits
-from trimesh.cli.dashboard.past import Past, PastPoint
-from trimesh.observe import MetricRow, RunSnapshot, SampleRow
+from trimesh._wire.observed import MetricRow, SampleRow
+from trimesh.observe.past import Past, PastPoint
+from trimesh.observe.run_snapshot import RunSnapshot
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +51,6 @@ class _Points:
         self._at: dict[int, tuple[float, int, float, float]] = {}
 
     def add(self, x: int, value: float, name: str) -> None:
-        if value != value:  # noqa: PLR0124 - NaN has no place in a mean
-            return
         if len(self.names) < limits.PAGE_CELLS_MAX:
             self.names.add(name)
         self._put(x // self._width, (value, 1, value, value))
@@ -124,7 +123,8 @@ class Curves:
         """Add points of the history, before any other."""
         self._since = past.until
         for point in past.points:
-            if (points := self._of((point.metric, point.mesh, point.unit), point.kind)) is not None:
+            points = self._of((point.metric, point.mesh, point.unit), point.kind)
+            if points is not None and math.isfinite(point.total):
                 points.merge(point)
 
     def look(self, seen: RunSnapshot) -> None:
@@ -145,7 +145,7 @@ class Curves:
             yield points.curve(metric, mesh or "controller", unit)
 
     def _add(self, key: tuple[str, str, str], kind: str, x: int, value: float, name: str) -> None:
-        if (points := self._of(key, kind)) is not None:
+        if math.isfinite(value) and (points := self._of(key, kind)) is not None:
             points.add(x, value, name)
 
     def _of(self, key: tuple[str, str, str], kind: str) -> _Points | None:
