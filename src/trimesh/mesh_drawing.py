@@ -63,20 +63,22 @@ _LOOKS: Final = {
     "failed": _Look(_RED, lines=_CROSS, ink="#ffffff"),
     "lost": _Look(_RED, lines=_CROSS, ink="#ffffff"),
     "silent": _Look("#f08494", lines=((0.15, 0.5, 0.85, 0.5),), thick=0.25),
-    "stuck": _Look(_ORANGE, lines=_SLASH),
-    "stalled": _Look(_ORANGE, lines=_SLASH),
     "stopped": _Look("#e3c42c", lines=((0.33, 0.2, 0.33, 0.8), (0.67, 0.2, 0.67, 0.8))),
     "held": _Look("#e3c42c", lines=((0.5, 0.2, 0.5, 0.8),)),
+    "stuck": _Look(_ORANGE, lines=_SLASH),
+    "stalled": _Look(_ORANGE, lines=_SLASH),
+    "calls wait": _Look(_BLUE, lines=((0.5, 0.5, 0.5, 0.5),), ink="#ffffff", thick=0.4),
+    "busy": _Look(_BLUE),
+    "running": _Look(_BLUE),
+    "live": _Look(_BLUE),
+    "idle": _Look(_HOLLOW, _BLUE),
     "restarting": _Look(_HOLLOW, _ORANGE, dash=True),
     "starting": _Look(_HOLLOW, _BLUE, dash=True),
     "exiting": _Look(_HOLLOW, _BLUE, lines=((0.2, 0.75, 0.8, 0.75),), ink=_BLUE, thick=0.4),
     "ended": _Look(_HOLLOW, _GREY, lines=((0.35, 0.5, 0.65, 0.5),), ink=_GREY),
-    "calls wait": _Look(_BLUE, lines=((0.5, 0.5, 0.5, 0.5),), ink="#ffffff", thick=0.4),
-    "busy": _Look(_BLUE),
-    "idle": _Look(_HOLLOW, _BLUE),
     "": _Look(_HOLLOW, lines=((0.5, 0.5, 0.5, 0.5),), ink=_GREY),
 }
-"""Looks by state, in the order of the counts of a card; others are filled cells."""
+"""Looks by state, in the order of the counts of a card, as on the page; others are filled cells."""
 
 _USUAL: Final = _Look(_BLUE)
 

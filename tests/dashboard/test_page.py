@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ from tests.dashboard.browser import MISSING, Browser, Chromium, Tab, running_chr
 from tests.dashboard.rigged import KeepingSource, RiggedSource, WaitingSource
 from tests.patience import HANG_SECONDS
 from tests.runtime.test_recorder import Spec, Taken
+from tests.shape.drawings import drawn, grid_of
 
 pytest.importorskip("cyclopts")
 pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
@@ -26,6 +29,7 @@ from trimesh._wire.flight import FlightHead
 from trimesh._wire.observed import EventRow, OutputRow, ProcRow, ProcView
 from trimesh.cli.dashboard.site import PageServer
 from trimesh.cli.dashboard.timeline import task_stream
+from trimesh.mesh_drawing import mesh_card
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
 
@@ -104,6 +108,50 @@ async def test_states_differ_without_colour(chromium: Chromium):
                 await tab.until("performance.getEntriesByName('trimesh:shown').length")
                 share, *pair = await tab.eval(DIFFERENCES)
                 assert share > 0.08, (scheme, pair, share)
+
+
+PLACES = """(async () => {
+    const { layOut, nameOf } = await import('./static/layout.js');
+    return %s.map(([labels, sizes]) => {
+        const cells = sizes.reduce((product, size) => product * size, 1);
+        const layout = layOut(sizes, cells, 1400, 420, 0, 3);
+        const grid = { name: 'procs', labels, sizes };
+        return Array.from({ length: cells }, (_, cell) => [nameOf(grid, cell), layout.place(cell)]);
+    });
+})()"""
+WHOLE = [{"gpus": 8}, {"ranks": 20}, {"hosts": 8, "gpus": 8}, {"replica": 3, "hosts": 2, "gpus": 4}]
+BROKEN = [{"ranks": 100}, {"hosts": 64, "gpus": 8}]
+
+
+def starts(line: list[int]) -> list[int]:
+    """Return the ranks that begin a line, or a strip beside another one."""
+    return [rank for before, rank in pairwise([-2, *line]) if rank != before + 1]
+
+
+async def test_meshes_and_states_are_drawn_as_in_a_notebook(chromium: Chromium):
+    """GD-5, MD-1, MD-2: the same lines of the same names, broken at multiples of 8; the same words, in one order."""
+    with trio.fail_after(HANG_SECONDS):
+        async with visiting(chromium) as browser, serving(RiggedSource(1, 8)) as server:
+            tab = await opened(browser, server)
+            shapes = [[list(extent), list(extent.values())] for extent in WHOLE + BROKEN]
+            found = await tab.eval(PLACES % json.dumps(shapes))
+            words = await tab.eval("import('./static/cells.js').then(({ WORDS }) => Object.values(WORDS))")
+    for extent, places in zip(WHOLE, found, strict=False):
+        assert grid_of({name: (x, y) for name, (x, y) in places}) == grid_of(drawn(extent).places)
+    for extent, places in zip(BROKEN, found[len(WHOLE) :], strict=True):
+        row = 1 if len(extent) == 1 else extent["gpus"]
+        for one in (dict(places), drawn(extent).places):
+            ranks = {name: rank for rank, name in enumerate(one)}
+            lines = [[ranks[name] for name in line] for line in grid_of(one)]
+            assert sorted(rank for line in lines for rank in line) == list(range(len(ranks)))
+            assert all(start % 8 == 0 for line in lines for start in starts(line))
+            assert all(start % (8 * row) == 0 for start in starts(lines[0]))
+            assert 1 < len(lines) <= len(ranks) / 8
+
+    *shown, missing = words
+    assert missing == "no member"
+    card = ElementTree.fromstring(mesh_card("", {"gpus": len(shown)}, shown[::-1], shown))
+    assert [span.text or span[0].tail for span in card.iter("span")] == [f" 1 {word}" for word in shown]
 
 
 async def test_keys_do_what_the_mouse_does(chromium: Chromium):
