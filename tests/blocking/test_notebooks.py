@@ -268,7 +268,7 @@ def _():
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="marimo is not installed, as for the examples")
+@pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="marimo is not installed")
 def test_overview_is_drawn_below_its_cell_of_marimo(tmp_path: Path) -> None:
     """Q21: by a thread of its own, which has shown the last drawing when the block is left."""
     (tmp_path / "notebook.py").write_text(MARIMO)

@@ -19,6 +19,8 @@ from tests.rows import rows
 
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+SHORTEST = "first_mesh.ipynb"
+OTHERS = [name for name in NAMES if name != SHORTEST]
 PROGRAM_SECONDS = 100.0
 
 each_notebook = pytest.mark.parametrize(
@@ -69,12 +71,9 @@ def test_each_name_is_bound_in_one_cell(name: str) -> None:
     assert [one for one, times in bound.items() if times > 1 and not one.startswith("_")] == []
 
 
-@each_notebook
+@pytest.mark.parametrize("name", [SHORTEST, *(pytest.param(name, marks=pytest.mark.stress) for name in OTHERS)])
 @pytest.mark.real
-@pytest.mark.skipif(
-    importlib.util.find_spec("marimo") is None,
-    reason="marimo is not installed: 170 MiB, and it needs an older pymdown-extensions than the site",
-)
+@pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="marimo is not installed")
 def test_marimo_runs_it_in_the_order_of_its_names(name: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     subprocess.run([sys.executable, "-m", "marimo", "convert", FOLDER / name, "-o", program], check=True)
