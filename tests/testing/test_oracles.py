@@ -20,6 +20,7 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.peers import incoming
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Outbox
+from trimesh.testing import History, Inconsistent, Model, NotLinearizable, check_monotonic
 from trimesh.testing.simulated.oracles import OracleError
 from trimesh.testing.simulated.seeded_run import HangError
 
@@ -182,3 +183,27 @@ def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, rul
     plant(monkeypatch)
 
     assert rule in found(SEEDS)
+
+
+def test_broken_rule_is_to_be_reported_and_a_wrong_program_is_not(monkeypatch: pytest.MonkeyPatch):
+    """S1: an oracle judges trimesh, a history the program."""
+    history = History()
+
+    async def body(mesh: Any) -> None:
+        for name in ("a", "b"):
+            with history.invoke(name, "read") as reading:
+                reading.ok(2 if name == "a" else 1)
+        with history.invoke("a", "read") as reading:
+            reading.ok(1)
+        judge()
+
+    for judge, kind in (
+        (lambda: history.check(Model.register(0)), NotLinearizable),
+        (lambda: check_monotonic(history.operations, "read"), Inconsistent),
+    ):
+        error = run_body(body).error
+        assert isinstance(error, kind)
+        assert "report" not in str(error) + str(getattr(error, "__notes__", ""))
+
+    swallow_errors(monkeypatch)
+    assert "this is a bug of trimesh: please report it, with the seed" in found(20)

@@ -65,6 +65,9 @@ CallKey = tuple[ProcId, ProcId, int]
 class OracleError(AssertionError):
     """An invariant was broken: a bug of trimesh, or of a replacement for a part of it."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}\nthis is a bug of trimesh: please report it, with the seed"
+
 
 @attrs.define(eq=False)
 class Oracles:
