@@ -40,6 +40,17 @@ class Log(Actor):
         self.file.write(line + "\n")
         self.file.flush()
 
+    @endpoint(thread=True, concurrency=8)
+    def rename_in_threads(self, times: int) -> int:
+        return sum(self.is_refused() for _ in range(times))
+
+    def is_refused(self) -> bool:
+        try:
+            os.replace(self.path, self.path)
+        except OSError as error:
+            return error.errno == errno.EIO
+        return False
+
     @endpoint
     async def append_by_number(self, line: str) -> None:
         os.write(self.file.fileno(), f"{line}\n".encode())
@@ -146,6 +157,41 @@ async def test_torn_write_leaves_its_first_half(faults, tmp_path):
             await log.append.call_one("second!")
     assert trimesh.coords(caught.value) == [{"gpus": 1}]
     assert path.read_text() == "first\nseco"
+
+
+@BOTH
+@simulate(seeds=2, per_host={"gpus": 1})
+async def test_faults_in_threads_are_all_reported(mesh, faults, fault_log, tmp_path):
+    """The link is of Trio's thread, which sends other messages at the same time."""
+    log = await mesh.spawn("log", Log, str(tmp_path / "log"))
+    faults.disk(mesh).fails("rename", times=1_000_000)
+    refused = list[int]()
+
+    async def rename() -> None:
+        refused.append(await log.rename_in_threads.call_one(60))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(rename)
+        for _ in range(60):
+            await log.kinds.call_one()
+
+    assert sum(refused) == len(fault_log) == 480
+
+
+@BOTH
+@simulate(seeds=2)
+async def test_write_is_torn_in_a_thread(faults, fault_log, tmp_path):
+    """The fault is reported before the process is killed."""
+    path = tmp_path / "log"
+    path.write_text("")
+    with pytest.RaisesGroup(ProcDied):
+        async with this_host().spawn_procs({"gpus": 1}, setup=faults.armed()) as procs:
+            log = await procs.spawn("log", Log, str(path))
+            faults.disk(procs).tears(nth=1)
+            await log.append_in_thread.call_one("torn!")
+    assert path.read_text() == "tor"
+    assert len(fault_log) == 1
 
 
 @simulate(seeds=3)

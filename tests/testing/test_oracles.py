@@ -189,7 +189,7 @@ def test_broken_rule_is_to_be_reported_and_a_wrong_program_is_not(monkeypatch: p
     """S1: an oracle judges trimesh, a history the program."""
     history = History()
 
-    async def body(mesh: Any) -> None:
+    async def body(judge: Callable[[], None]) -> None:
         for name in ("a", "b"):
             with history.invoke(name, "read") as reading:
                 reading.ok(2 if name == "a" else 1)
@@ -201,7 +201,7 @@ def test_broken_rule_is_to_be_reported_and_a_wrong_program_is_not(monkeypatch: p
         (lambda: history.check(Model.register(0)), NotLinearizable),
         (lambda: check_monotonic(history.operations, "read"), Inconsistent),
     ):
-        error = run_body(body).error
+        error = run_body(body, judge=judge).error
         assert isinstance(error, kind)
         assert "report" not in str(error) + str(getattr(error, "__notes__", ""))
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
+import trio
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.context import context_of_code, execution_context
@@ -32,13 +35,16 @@ from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError, place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Point
-from trimesh.testing.plans.disk_faults import FaultyDisk
+from trimesh.testing.plans.disk_faults import FaultyDisk, Operation, Touch
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
 from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, healed
 from trimesh.testing.plans.process_faults import ProcClock
 
 ARMED = -1
 """Index of a `Fired` message by which a process reports that it is armed, not that a fault fired."""
+
+REPORT_SECONDS: Final = 1.0
+"""Longest wait of a thread that a fault kills for Trio's thread to report the fault: milliseconds, unless it blocks."""
 
 
 @attrs.frozen
@@ -88,10 +94,13 @@ class Armed:
     disk: FaultyDisk = attrs.field(init=False)
     _planner: Peer | None = None
     _heals: dict[int, Heal] = attrs.field(factory=dict[int, Heal])
+    _thread: int = attrs.field(factory=threading.get_ident)
+    _trio: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
+    _counting: threading.Lock = attrs.field(factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
         self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
-        self.disk = FaultyDisk(_is_in_actor, partial(self.faults.touching, self._place), time.sleep, _kill)
+        self.disk = FaultyDisk(_is_in_actor, self._touching, time.sleep, self._kill)
 
     def serve(self) -> None:
         """Accept faults from now on, and report that to the owner of this process."""
@@ -134,9 +143,28 @@ class Armed:
         del proc_id
         return self.faults.moving(self._place)
 
+    def _touching(self, operation: Operation) -> Touch | None:
+        with self._counting:  # endpoints in threads use files, too
+            return self.faults.touching(self._place, operation)
+
     def _fired(self, index: int, site: str, where: str) -> None:
         assert self._planner is not None
-        _tell(self._planner, index, site, where)
+        self._in_trio(partial(_tell, self._planner, index, site, where))
+
+    def _in_trio(self, function: Callable[[], None]) -> None:
+        """Call a function in Trio's thread, which owns the links: now, or as soon as it runs."""
+        if threading.get_ident() == self._thread:
+            function()
+            return
+        with suppress(trio.RunFinishedError):  # the process is ending
+            self._trio.run_sync_soon(function)
+
+    def _kill(self) -> None:
+        """Kill this process once the faults that have fired are reported."""
+        reported = threading.Event()
+        self._in_trio(reported.set)
+        reported.wait(REPORT_SECONDS)  # Trio's thread may wait for this one
+        os.kill(os.getpid(), signal.SIGKILL)
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -164,10 +192,6 @@ class Armed:
 def _is_in_actor() -> bool:
     """Return whether the running code is called by an actor, or by a `setup`."""
     return context_of_code.get() is not None
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tell(peer: Peer, index: int, site: str, where: str) -> None:
