@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import pytest
 import trio
 from tests.conformance.vault import Reader
 from tests.rows import rows
-from tests.testing.actors import Worker, run_body
+from tests.testing.actors import Worker, is_exact, run_body
 
 import trimesh
 from trimesh import ProcDied, endpoint, this_host
 from trimesh.testing import simulate
-from trimesh.testing.plans.chaos import KINDS, ChaosPlan, LivenessError
+from trimesh.testing.plans.chaos import GENTLE, KINDS, ChaosPlan, LivenessError
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.running import ItemRun, NeverReached, RunSettings, SeedPlan, Simulated, run_simulated, smallest
@@ -102,6 +103,9 @@ TEXTS = {
     "clock": r"clock procs\[gpus=\d\]: jump",
     "spawn": r"spawn nth=1: launch",
     "disk": r"disk procs\[gpus=\d\] write nth=1: fails\(ENOSPC\)",
+    "drift": r"clock procs\[gpus=\d\]: drift\(-?0.5\)",
+    "gil": r"kill procs\[gpus=\d\]: hold_gil",
+    "names": r"names procs\[gpus=\d\] \* nth=1: fails\(EAI_AGAIN\)",
 }
 RESTART = trimesh.Restart("one_for_one", intensity=1000, period=60)
 
@@ -111,6 +115,7 @@ class Noter(Reader):
     async def note(self, path: str) -> None:
         with open(path, "a") as file:  # noqa: ASYNC230 - its disk may be full
             file.write("noted")
+        socket.gethostbyname("localhost")
 
 
 @pytest.mark.slow
@@ -181,10 +186,12 @@ async def cut_off_the_first(seconds: float) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "at least one kind"),
+        ({"kill": 0}, "at least one kind"),
+        ({"partitions": 1}, "no kind of fault 'partitions'; did you mean 'partition'? (there are kill, stop,"),
+        ({"stop": 1, "bounds": {"stopp": (1, 2)}}, "got 'stopp'; did you mean 'stop'? (there are stop)"),
         ({"kill": 1, "every": (2, 1)}, "every"),
         ({"stop": 1, "max_down": 0}, "max_down"),
-        ({"stop": 1, "bounds": {"partition": (0, 1)}}, "kinds that have a weight, stop, got 'partition'"),
+        ({"stop": 1, "bounds": {"partition": (0, 1)}}, "kinds of this plan, got 'partition' (there are stop)"),
         ({"stop": 1, "bounds": {"stop": (2, 1)}}, "a shortest and a longest duration"),
         ({"nemeses": {cut_off_the_first: -1}}, "cut_off_the_first"),
     ],
@@ -195,8 +202,20 @@ def test_wrong_plan_is_refused(options, text):
 
     error = run_body(body).error
 
-    assert isinstance(error, ValueError)
+    assert isinstance(error, ValueError | TypeError)
     assert text in str(error)
+
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=4, per_host={"gpus": 3})
+async def test_plan_without_weights_only_delays(mesh, chaos):
+    w = await mesh.spawn("w", Worker)
+    plan = chaos.plan() if is_exact() else chaos.plan(every=(0.1, 0.3), bounds=dict.fromkeys(("lag", "gil"), (0, 0.1)))
+    assert {kind for kind, _ in plan.weights} == set(GENTLE)
+    async with chaos.safety(plan, duration=60 if is_exact() else 2):
+        while True:
+            await w.step.call()
+            await trio.sleep(0.2)
 
 
 # ---- what a test item says -------------------------------------------------------------------------------------------

@@ -331,6 +331,26 @@ async def test_clock_that_runs_fast_ends_a_budget_early(mesh, faults):
         await w.slow.call(8)
 
 
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=5)
+async def test_slow_clock_is_healed(mesh, faults):
+    """S1: healed twice, as once."""
+    w = await mesh.slice(gpus=0).spawn("w", Worker)
+    heal = faults.clock({"gpus": 0}).drift(-0.9)
+    start = trio.current_time()
+    await w.slow.call_one(0.1)
+    assert trio.current_time() - start > 0.9
+
+    heal()
+    heal()
+
+    start = trio.current_time()
+    await w.slow.call_one(0.5)
+    assert trio.current_time() - start >= 0.5
+    if is_exact():
+        assert trio.current_time() - start < 1
+
+
 @pytest.mark.parametrize("name", ["getppid", "kill", "_exit"])
 @simulate(seeds=2)
 async def test_actor_may_not_touch_its_process(mesh, name):

@@ -79,8 +79,8 @@ class Program(Actor):
 
 
 REFUSED = {
-    "listen": "cannot look up hosts",
-    "connect": "cannot look up hosts",
+    "listen": "cannot open a socket",
+    "connect": "cannot open a socket",
     "pair": "cannot open a socket",
     "subprocess_by_trio": "cannot start a subprocess",
     "subprocess_by_hand": "cannot start a subprocess",

@@ -38,6 +38,7 @@ from trimesh.shape.extent import Point
 from trimesh.testing.plans.disk_faults import FaultyDisk, Operation, Touch
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
 from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, healed
+from trimesh.testing.plans.name_faults import FaultyResolver, Lookup
 from trimesh.testing.plans.process_faults import ProcClock
 
 ARMED = -1
@@ -83,6 +84,7 @@ class Armed:
         faults: Faults that have begun here.
         clock: Clock that Python code of this process reads.
         disk: Disk that Python code of its actors writes to.
+        resolver: Resolver that Python code asks for names.
     """
 
     proc: Proc
@@ -92,6 +94,7 @@ class Armed:
     faults: ActiveFaults = attrs.field(init=False)
     clock: ProcClock = attrs.field(factory=ProcClock)
     disk: FaultyDisk = attrs.field(init=False)
+    resolver: FaultyResolver = attrs.field(init=False)
     _planner: Peer | None = None
     _heals: dict[int, Heal] = attrs.field(factory=dict[int, Heal])
     _thread: int = attrs.field(factory=threading.get_ident)
@@ -101,11 +104,12 @@ class Armed:
     def __attrs_post_init__(self) -> None:
         self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
         self.disk = FaultyDisk(_is_in_actor, self._touching, time.sleep, self._kill)
+        self.resolver = FaultyResolver(lambda: bool(self.faults.active), self._resolving, time.sleep)
 
     def serve(self) -> None:
         """Accept faults from now on, and report that to the owner of this process."""
         self.proc.sites = self
-        for owner, name, value in self.disk.changes():
+        for owner, name, value in (*self.disk.changes(), *self.resolver.changes()):
             setattr(owner, name, value)
         self.proc.routes[messages.Arm] = self._arm
         self.proc.routes[messages.Heal] = self._heal
@@ -146,6 +150,10 @@ class Armed:
     def _touching(self, operation: Operation) -> Touch | None:
         with self._counting:  # endpoints in threads use files, too
             return self.faults.touching(self._place, operation)
+
+    def _resolving(self, name: str) -> list[Lookup]:
+        with self._counting:  # resolvers run in threads
+            return self.faults.resolving(self._place, name)
 
     def _fired(self, index: int, site: str, where: str) -> None:
         assert self._planner is not None

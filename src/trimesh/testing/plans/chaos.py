@@ -9,10 +9,11 @@ steps that it needs.
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, cast, overload
 
 import attrs
 import trio
@@ -24,6 +25,7 @@ from trimesh.testing.plans.disk_faults import ALWAYS, DiskFault
 from trimesh.testing.plans.fault import Direction, Fault, Moment, Place, Where, checked_amount
 from trimesh.testing.plans.faults import Faults, Members
 from trimesh.testing.plans.link_faults import LinkFault, Partition
+from trimesh.testing.plans.name_faults import Lookup, NameFault
 from trimesh.testing.plans.plan import checked_series
 from trimesh.testing.plans.process_faults import ClockFault, Death, LoopLag, ProcessorFault
 from trimesh.testing.plans.system_faults import SpawnFault, TransferFault
@@ -72,11 +74,24 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "clock": lambda one: ClockFault(one.victim, jump=one.seconds if one.direction == "a_to_b" else -one.seconds),
     "spawn": lambda one: SpawnFault(1, "launch"),
     "disk": lambda one: DiskFault(one.victim, ("write",), times=ALWAYS, error="ENOSPC"),
+    "drift": lambda one: ClockFault(one.victim, drift=DRIFT if one.direction == "a_to_b" else -DRIFT),
+    "gil": lambda one: Death(one.victim, f"hold_gil({one.seconds:.6f})"),
+    "names": lambda one: NameFault(one.victim, "", Lookup(error="EAI_AGAIN")),
 }
 """Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
-STAYS_UP: Final = frozenset(("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn", "disk"))
+STAYS_UP: Final = frozenset(
+    ("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn", "disk", "drift", "names")
+)
 """Kinds under which a member counts as up: `max_down` does not limit them."""
+
+PARTITIONS: Final = ("partition", "one_way", "between")
+
+GENTLE: Final = (*PARTITIONS, "delay", "lag", "slow", "transfer", "duplicate", "reorder", "gil")
+"""Kinds that end nothing, if partitions end before a lease: the default of a plan."""
+
+DRIFT: Final = 0.5
+"""Share by which drifting clocks run faster or slower: enough that deadlines meet in another order."""
 
 SWARM: Final = 0.5
 """Probability with which a seed includes a kind; at least one kind is included."""
@@ -99,6 +114,48 @@ FIRST_MESSAGES: Final = 50
 
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
+
+
+class Weights(TypedDict, total=False):
+    """Weights of kinds of faults, relative to each other. Each hits one member, and lasts for a while.
+
+    Attributes:
+        kill: Kills it.
+        stop: Stops it, which may end its lease.
+        partition: Cuts it off from the controller.
+        delay: Makes the link between them slow.
+        lag: Blocks its loop; heartbeats go on.
+        slow: Lets it compute before each start of an endpoint.
+        transfer: Delays the next buffer transfers that it makes.
+        one_way: Cuts off one direction between the controller and it.
+        between: Cuts off two members from each other, which both reach the controller.
+        duplicate: Repeats messages between the controller and it.
+        reorder: Lets messages between them overtake each other, on other links and lanes.
+        clock: Sets its wall clock forward or back, for good.
+        spawn: Lets the next start of a process fail.
+        disk: Fills its disk, as its actors see it.
+        drift: Lets its clocks run at half or one and a half times the rate.
+        gil: Keeps all of its Python from running, as a long collection of garbage does.
+        names: Lets lookups of names of hosts fail there, for now (`EAI_AGAIN`).
+    """
+
+    kill: float
+    stop: float
+    partition: float
+    delay: float
+    lag: float
+    slow: float
+    transfer: float
+    one_way: float
+    between: float
+    duplicate: float
+    reorder: float
+    clock: float
+    spawn: float
+    disk: float
+    drift: float
+    gil: float
+    names: float
 
 
 Nemesis = Callable[[float], Awaitable[None]]
@@ -180,43 +237,19 @@ class Chaos:
     def plan(
         self,
         *,
-        kill: float = 0.0,
-        stop: float = 0.0,
-        partition: float = 0.0,
-        delay: float = 0.0,
-        lag: float = 0.0,
-        slow: float = 0.0,
-        transfer: float = 0.0,
-        one_way: float = 0.0,
-        between: float = 0.0,
-        duplicate: float = 0.0,
-        reorder: float = 0.0,
-        clock: float = 0.0,
-        spawn: float = 0.0,
-        disk: float = 0.0,
         nemeses: Mapping[Nemesis, float] | None = None,
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
         spare: Sequence[Members] = (),
         bounds: Mapping[str, tuple[float, float]] | None = None,
+        **weights: Unpack[Weights],
     ) -> ChaosPlan:
         """Plan random faults of the members of `mesh`.
 
+        Without `weights` and `nemeses` all kinds of `GENTLE` have the same weight, and partitions end before a lease
+        does: under these a correct program is late, and nothing else.
+
         Args:
-            kill: Weight of killing a member, relative to the other kinds.
-            stop: Weight of stopping it for a while, which may end its lease.
-            partition: Weight of a partition between the controller and it, for a while.
-            delay: Weight of a slow link between them, for a while.
-            lag: Weight of a blocked loop, for a while, with heartbeats.
-            slow: Weight of computing before each start of an endpoint there, for a while.
-            transfer: Weight of delays of the buffer transfers that it makes, for a while.
-            one_way: Weight of a partition of one direction between the controller and it, for a while.
-            between: Weight of a partition between two members, which both reach the controller, for a while.
-            duplicate: Weight of messages between the controller and it that come twice, for a while.
-            reorder: Weight of messages between them that links and lanes reorder, for a while.
-            clock: Weight of a jump of its wall clock, forward or back.
-            spawn: Weight of a failure of the next start of a process.
-            disk: Weight of a full disk, as its actors see it, for a while.
             nemeses: Weights of faults that the test makes: `{cut_off_the_leader: 1}`. Each is an async function of the
                 seconds that its fault should last, and heals what it plans; the end of `safety` cancels it.
             every: Shortest and longest pause between two faults, in seconds.
@@ -224,30 +257,38 @@ class Chaos:
             spare: Members that no fault hits: each a mesh, a view, or coordinates of the fixture `mesh`.
             bounds: Shortest and longest duration of the faults of a kind, in seconds: `{"partition": (0.1, 3)}` ends
                 each before a lease does. By default 0 to twice `limits.LEASE_SECONDS`.
+            **weights: See `Weights`: `kill=1, delay=2` delays twice as often as it kills.
 
         Raises:
+            TypeError: There is no such kind.
             ValueError: All weights are 0, a number is out of range, or `bounds` names no kind of this plan.
         """
-        given = (kill, stop, partition, delay, lag, slow, transfer)
-        later = (one_way, between, duplicate, reorder, clock, spawn, disk)
-        weights: dict[str, float] = dict(zip(KINDS, (*given, *later), strict=True))
+        given = cast("Mapping[str, float]", weights)
+        for kind in given:
+            if kind not in KINDS:
+                raise TypeError(f"chaos.plan has no kind of fault {kind!r}{_nearest(kind, KINDS)}")
+        bounds = dict(bounds or {})
+        if not given and not nemeses:
+            given = dict.fromkeys(GENTLE, 1.0)
+            bounds = {**dict.fromkeys(PARTITIONS, (0.0, limits.LEASE_SECONDS / 2)), **bounds}
+        weights_by_kind = {kind: given.get(kind, 0.0) for kind in KINDS}
         own = {nemesis.__name__: nemesis for nemesis in nemeses or {}}
-        weights.update({nemesis.__name__: weight for nemesis, weight in (nemeses or {}).items()})
-        chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights.items() if weight)
+        weights_by_kind.update({nemesis.__name__: weight for nemesis, weight in (nemeses or {}).items()})
+        chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights_by_kind.items() if weight)
         if not chosen:
             raise ValueError(f"chaos.plan needs a weight of at least one kind of fault, got none of {', '.join(KINDS)}")
         if not 0 < every[0] <= every[1]:
             raise ValueError(f"every must be a shortest and a longest pause in seconds, got {every!r}")
         if max_down < 1:
             raise ValueError(f"max_down must be at least 1, got {max_down!r}")
-        for kind, (shortest, longest) in (bounds or {}).items():
+        for kind, (shortest, longest) in bounds.items():
             if kind not in dict(chosen):
-                raise ValueError(f"bounds= must name kinds that have a weight, {', '.join(dict(chosen))}, got {kind!r}")
+                raise ValueError(f"bounds= must name kinds of this plan, got {kind!r}{_nearest(kind, dict(chosen))}")
             if not 0 <= shortest <= longest or not longest:
                 raise ValueError(
                     f"bounds= must be a shortest and a longest duration, got {kind!r}: {(shortest, longest)!r}"
                 )
-        return ChaosPlan(chosen, every, max_down, tuple(spare), dict(bounds or {}), own)
+        return ChaosPlan(chosen, every, max_down, tuple(spare), bounds, own)
 
     @asynccontextmanager
     async def safety(
@@ -391,6 +432,12 @@ class Chaos:
         finally:
             self._down[place] -= counts
             heal()
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return what to write instead of an unknown name, and all that is known."""
+    found = difflib.get_close_matches(name, list(known), 1)
+    return (f"; did you mean {found[0]!r}?" if found else "") + f" (there are {', '.join(known)})"
 
 
 def _others(mesh: ProcMesh, point: Any) -> list[Any]:

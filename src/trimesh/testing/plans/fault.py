@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trimesh.testing.plans.armed import Armed
     from trimesh.testing.plans.disk_faults import Operation, Touch
     from trimesh.testing.plans.faults import Faults
+    from trimesh.testing.plans.name_faults import Lookup
     from trimesh.testing.plans.plan import Planned
     from trimesh.testing.real.run import RealExecutor
     from trimesh.testing.simulated.simulation import Simulation
@@ -178,6 +179,11 @@ class Fault(ABC):
         del active, place, operation
         return None
 
+    def resolving(self, active: ActiveFault, place: Place, name: str) -> Lookup | None:
+        """Return what the fault does to the lookup of the name of a host; usually None."""
+        del active, place, name
+        return None
+
 
 @attrs.frozen
 class MemberFault(Fault):
@@ -292,6 +298,11 @@ class ActiveFaults:
                 return touch
         return None
 
+    def resolving(self, place: Place, name: str) -> list[Lookup]:
+        """Return what faults do to the lookup of a name; all of it happens."""
+        found = (one.fault.resolving(one, place, name) for one in self.active)
+        return [lookup for lookup in found if lookup is not None]
+
     def moving(self, place: Place) -> Callable[[], Awaitable[None]] | None:
         hits = [hit for one in self.active if (hit := one.fault.moving(one, place)) is not None]
         if not hits:
@@ -309,6 +320,19 @@ async def raise_after(seconds: float, error: BaseException | None) -> None:
 
 def healed() -> None:
     """Do nothing: the heal function of faults that end at once or by themselves."""
+
+
+def once(heal: Heal) -> Heal:
+    """Return a function that calls a heal function the first time only."""
+    is_healed = False
+
+    def heal_once() -> None:
+        nonlocal is_healed
+        if not is_healed:
+            is_healed = True
+            heal()
+
+    return heal_once
 
 
 def all_healed(*heals: Heal) -> Heal:

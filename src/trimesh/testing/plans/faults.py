@@ -34,6 +34,7 @@ from trimesh.testing.plans.fault import (
 )
 from trimesh.testing.plans.host_faults import OfHost
 from trimesh.testing.plans.link_faults import OfLink, Partition
+from trimesh.testing.plans.name_faults import OfNames
 from trimesh.testing.plans.process_faults import Death, OfClock, OfLoop, OfProcessor, parse_how
 from trimesh.testing.plans.system_faults import OfResources, OfSpawn, OfTransfers
 
@@ -134,6 +135,13 @@ class Faults:
     def disk(self, members: Members) -> OfDisk:
         """Choose disks: `heal = faults.disk({"gpus": 1}).full()`, `.slow(0.1)`, `.fails("sync")`, `.tears(nth=3)`."""
         return OfDisk(self, self.where(members))
+
+    def names(self, members: Members, name: str = "") -> OfNames:
+        """Choose names of hosts, by default all: `heal = faults.names({"gpus": 1}, "db.internal").fails()`.
+
+        A simulation gives each name an address of its own, by `socket.getaddrinfo` and what uses it.
+        """
+        return OfNames(self, self.where(members), name.lower().removesuffix("."))
 
     def transfer(self, members: Members, *, nth: int = 1, times: int = 1) -> OfTransfers:
         """Choose transfers of buffers: `faults.transfer({"gpus": 1}, nth=3).raises(OSError())`, `.delays(0.5)`.

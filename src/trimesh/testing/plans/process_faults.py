@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -25,8 +26,10 @@ from trimesh.testing.plans.fault import (
     Moment,
     OfMembers,
     Place,
+    all_healed,
     checked_amount,
     healed,
+    once,
 )
 
 if TYPE_CHECKING:
@@ -202,7 +205,9 @@ class OfProcessor(OfMembers):
 
 @attrs.frozen
 class ClockFault(MemberFault):
-    """Fault that sets the wall clock of processes, or changes the rate of all their clocks, until the test ends.
+    """Fault that sets the wall clock of processes, or changes the rate of all their clocks.
+
+    Healing restores the rate. What a clock has gained stays, as a jump does, until the test ends.
 
     Attributes:
         jump: Seconds by which the wall clock is set forward; negative for back.
@@ -231,22 +236,26 @@ class ClockFault(MemberFault):
         for place, jump in self._jumps(run.draw("clock", planned)):
             run.time.clock(place).set(jump=jump, drift=self.drift)
         run.fire(planned.index, "clock", self.where.text)
-        return healed
+        if not self.drift:
+            return healed
+        return once(all_healed(*(partial(run.time.clock(place).set, drift=-self.drift) for place in self.where.places)))
 
     def real(self, run: RealExecutor, planned: Planned) -> Heal:
         run.checked_armed(self.where.places)  # sets all of them, or none
+        heals: list[Heal] = []
         for place, jump in self._jumps(run.draw("clock", planned)):
             if place is None:
                 run.clock.set(jump=jump, drift=self.drift)
+                heals.append(partial(run.clock.set, drift=-self.drift))
             else:
-                run.arm(planned, (place,), attrs.evolve(self, jump=jump, skew=0.0))
+                heals.append(run.arm(planned, (place,), attrs.evolve(self, jump=jump, skew=0.0)))
         run.fire(planned.index, "clock", self.where.text)
-        return healed
+        return once(all_healed(*heals))
 
     def armed(self, process: Armed, index: int) -> Heal:
         del index
         process.clock.set(jump=self.jump, drift=self.drift)
-        return healed
+        return partial(process.clock.set, drift=-self.drift)
 
 
 @attrs.define(eq=False)
@@ -298,7 +307,7 @@ class ProcClock:
     _true_ns: Any = time.time_ns
     _true_time: Any = time.time
 
-    def set(self, *, jump: float, drift: float) -> None:
+    def set(self, *, jump: float = 0.0, drift: float = 0.0) -> None:
         """Set the wall clock forward by `jump` seconds, and add `drift` to the rates of the wall clock and Trio's."""
         if self._wall is None:
             now = self._true_time()
@@ -328,11 +337,15 @@ class OfClock(OfMembers):
         """Set the wall clock forward by `seconds`, or back if negative. It must not affect deadlines."""
         self._faults.plan(ClockFault(self._where, jump=float(seconds)))
 
-    def drift(self, rate: float) -> None:
-        """Let the clocks run `1 + rate` times as fast, those of deadlines included."""
+    def drift(self, rate: float) -> Heal:
+        """Let the clocks run `1 + rate` times as fast, those of deadlines included: -0.5 is half as fast.
+
+        Returns:
+            A function that restores the rate.
+        """
         if rate <= -1:
             raise ValueError(f"drift must be above -1, as a clock cannot stand still or run backwards, got {rate!r}")
-        self._faults.plan(ClockFault(self._where, drift=float(rate)))
+        return self._faults.plan(ClockFault(self._where, drift=float(rate)))
 
     def skew(self, seconds: float) -> None:
         """Set each wall clock forward or back by at most `seconds`; the seed draws the amount."""

@@ -25,7 +25,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimesh.testing.plans.fault import Direction, Heal, checked_amount
+from trimesh.testing.plans.fault import Direction, Heal, checked_amount, once
 
 CONTROLLER: Final = -1
 """Rank of the test's own process among the hosts."""
@@ -172,7 +172,7 @@ class HostNetwork:
                 self._rates[rank].remove(rate)
             self._write_rates(chosen)
 
-        return _once(heal)
+        return once(heal)
 
     def reset(self, ranks: Iterable[int]) -> int:
         """Break every TCP connection between these hosts and others, with a reset; return how many there were."""
@@ -230,7 +230,7 @@ class HostNetwork:
                 self._rules.remove(rule)
             self._write_rules()
 
-        return _once(heal)
+        return once(heal)
 
     def _write_rules(self) -> None:
         self._bridge.run(
@@ -292,18 +292,6 @@ def _cables(ranks: Iterable[int]) -> str:
 
 def _text(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def _once(heal: Heal) -> Heal:
-    is_healed = False
-
-    def healed() -> None:
-        nonlocal is_healed
-        if not is_healed:
-            is_healed = True
-            heal()
-
-    return healed
 
 
 # ---- network namespaces without names: each is a descriptor of this process, and ends with its last user -------------

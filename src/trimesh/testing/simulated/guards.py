@@ -245,7 +245,7 @@ LOCALE = Refusal("change the locale", "format by `str.format`, or set it in the 
 ANY_LOCALE = attrs.evolve(LOCALE, reads=-1)
 LIMIT = Refusal("set limits", 'plan scarcity from the test: `faults.resources(members).fails("EMFILE")`')
 SOME_LIMIT = attrs.evolve(LIMIT, reads=2)
-DNS = Refusal("look up hosts", "use calls, streams and `trimesh.open_channel` between actors", _REAL_TIME)
+DNS = Refusal("look up addresses", "use calls, streams and `trimesh.open_channel` between actors", _REAL_TIME)
 SOCKET = attrs.evolve(DNS, what="open a socket")
 SOCKETS = Refusal("change the defaults of sockets or the name of the host", "leave it to the program under test")
 THREAD = Refusal("start a thread", "use `thread=True` or `trio.to_thread.run_sync`", _REAL_TIME)
@@ -348,11 +348,12 @@ TABLE: Final[dict[str, Decisions]] = {
         pure="default_int_handler strsignal struct_siginfo valid_signals",
     ),
     "socket": Decisions(
+        virtual="getaddrinfo gethostbyname gethostbyname_ex",
         real="SocketType close dup getdefaulttimeout gethostname getprotobyname getservbyname getservbyport "
         "has_dualstack_ipv6 if_indextoname if_nameindex if_nametoindex recv_fds send_fds",
         note="names of the host, its interfaces and services",
         refused={
-            DNS: "getaddrinfo gethostbyaddr gethostbyname gethostbyname_ex getnameinfo",
+            DNS: "gethostbyaddr getnameinfo",
             SOCKET: "fromfd socketpair",
             SOCKETS: "setdefaulttimeout sethostname",
         },

@@ -49,6 +49,7 @@ from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.disk_faults import FaultyDisk, Operation, ProcessKilled, Touch
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
 from trimesh.testing.plans.fault import ActiveFaults, Heal, Moment, Place, all_healed
+from trimesh.testing.plans.name_faults import FaultyResolver, Lookup, virtual_address
 from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.simulated.guards import is_in_actor, own_pid, refused, replaced, with_copies
 from trimesh.testing.simulated.host import Hold, SimChild, SimWire, Wired, World
@@ -69,7 +70,7 @@ class Deadlines:
     Attributes:
         oracles: Records breaches.
         proc: Function that returns a simulated process.
-        drifts: Function that returns whether the clock of a process, and its budgets, run at another rate.
+        drifts: Function that returns whether the clock of a process, and its budgets, run or ran at another rate.
         start_soon: Function that starts a task of the simulation.
     """
 
@@ -192,6 +193,7 @@ class Simulation:
     numbers: SimRandom
     time: SimTime
     _files: SimFiles
+    _resolver: FaultyResolver
     _threads: SimThreads
     _moves: random.Random
     _move_seconds: float
@@ -211,6 +213,7 @@ class Simulation:
         self.faults = ActiveFaults(self.fire, self._name_of)
         self.time = SimTime(self.place_of, self._sleep)
         self._files = SimFiles(FaultyDisk(is_in_actor, self._touch, self._compute, self._kill_running))
+        self._resolver = FaultyResolver(is_in_actor, self._resolving, self._compute, virtual_address)
         self._threads = SimThreads(stream(seed, "threads"), self.time)
         self.numbers = SimRandom(seed, self.time.wall)
         self._moves = stream(seed, "transfers")
@@ -257,7 +260,7 @@ class Simulation:
     def surroundings(self) -> Generator[None, None, None]:
         """Patch the standard library for actors, by `guards.TABLE`, inside the block."""
         changes = [*refused(), own_pid()]
-        for one in (self.time, self._threads, self.numbers, self._files):
+        for one in (self.time, self._threads, self.numbers, self._files, self._resolver):
             changes += one.changes()
         with self.numbers.lent(), replaced(with_copies(changes)), virtual_dates(self.time.wall), closing(self._files):
             yield
@@ -265,7 +268,7 @@ class Simulation:
     def _sleep(self, place: Place, seconds: float) -> None:
         self.stick((place,), seconds)
 
-    # ---- disk of the running process -------------------------------------------------------------------------
+    # ---- disk and resolver of the running process ------------------------------------------------------------
 
     def _touch(self, operation: Operation) -> Touch | None:
         place = self.place_of(current_proc().proc_id)
@@ -273,8 +276,14 @@ class Simulation:
             raise ProcessKilled("it was killed in the middle of a write")
         return self.faults.touching(place, operation)
 
+    def _resolving(self, name: str) -> list[Lookup]:
+        return self.faults.resolving(self.place_of(current_proc().proc_id), name)
+
     def _compute(self, seconds: float) -> None:
-        self.time.spend(self.place_of(current_proc().proc_id), seconds)
+        if self.time.in_thread is not None:
+            self.time.in_thread += seconds
+        else:
+            self.time.spend(self.place_of(current_proc().proc_id), seconds)
 
     def _kill_running(self) -> None:
         """Let nothing out of the running process any more, and kill it once its code waits."""
@@ -356,7 +365,7 @@ class Simulation:
         return self.world.proc(proc_id)
 
     def _drifts(self, proc_id: ProcId) -> bool:
-        return self.time.drift(self.place_of(proc_id)) != 0
+        return self.time.has_drifted(self.place_of(proc_id))
 
     def _name_of(self, place: Place) -> str:
         """Return the name of a place in the log of faults."""

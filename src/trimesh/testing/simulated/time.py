@@ -46,22 +46,25 @@ class PlaceClock:
         wall: Base of the wall clock.
         steady: Base of the monotonic clock, which cannot be set.
         drift: Share by which it runs faster than Trio's.
+        has_drifted: Whether it does, or did: deadlines from then may still run.
     """
 
     wall: float = EPOCH_SECONDS
     steady: float = 0.0
     since: float = 0.0
     drift: float = 0.0
+    has_drifted: bool = False
 
     def gone(self) -> float:
         """Return the seconds that it has counted since it was set."""
         return (trio.current_time() - self.since) * (1 + self.drift)
 
-    def set(self, *, jump: float, drift: float) -> None:
+    def set(self, *, jump: float = 0.0, drift: float = 0.0) -> None:
         """Set it forward, and let it run faster from now on."""
         gone = self.gone()
         self.wall, self.steady, self.since = self.wall + gone + jump, self.steady + gone, trio.current_time()
         self.drift += drift
+        self.has_drifted = self.has_drifted or drift != 0
 
 
 @attrs.define(eq=False)
@@ -87,6 +90,10 @@ class SimTime:
         """Return the share by which the clock of a place runs faster than Trio's."""
         clock = self._clocks.get(place)
         return 0.0 if clock is None else clock.drift
+
+    def has_drifted(self, place: Place) -> bool:
+        clock = self._clocks.get(place)
+        return clock is not None and clock.has_drifted
 
     def _here(self) -> Place:
         proc = find_proc_anywhere()
