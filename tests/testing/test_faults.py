@@ -336,19 +336,20 @@ async def test_clock_that_runs_fast_ends_a_budget_early(mesh, faults):
 async def test_slow_clock_is_healed(mesh, faults):
     """S1: healed twice, as once."""
     w = await mesh.slice(gpus=0).spawn("w", Worker)
+
+    async def rate() -> float:
+        """Return how fast the clock there runs, at least; a late answer makes it too small."""
+        start, before = trio.current_time(), await w.wall_clock.call_one()
+        await trio.sleep(0.3)
+        return (await w.wall_clock.call_one() - before) / (trio.current_time() - start)
+
     heal = faults.clock({"gpus": 0}).drift(-0.9)
-    start = trio.current_time()
-    await w.slow.call_one(0.1)
-    assert trio.current_time() - start > 0.9
+    assert await rate() < 0.15
 
     heal()
     heal()
 
-    start = trio.current_time()
-    await w.slow.call_one(0.5)
-    assert trio.current_time() - start >= 0.5
-    if is_exact():
-        assert trio.current_time() - start < 1
+    assert await rate() > (0.8 if is_exact() else 0.15)
 
 
 @pytest.mark.parametrize("name", ["getppid", "kill", "_exit"])
