@@ -209,8 +209,8 @@ tensor-training: setup  ## a whole GPT under each plan, a kill and a resume, STE
 	$(PY) -m tests.tensor.whole_gpt --steps $(STEPS)
 
 mutate: setup  ## change FILES by machine, and show what their tests do not find, for SECONDS
-	$(PY) -m tests.mutation.run $(FILES) --seconds $(SECONDS) --sample $(SAMPLE) $(if $(TESTS),--tests $(TESTS)) \
-		$(if $(ONLY),--only "$(ONLY)")
+	$(PY) -m tests.mutation.run $(FILES) --seconds $(SECONDS) --sample $(SAMPLE) --seed $(FIRST_SEED) \
+		$(if $(TESTS),--tests $(TESTS)) $(if $(ONLY),--only "$(ONLY)")
 
 mutations: setup  ## plant bugs in the runtime, and find the first seed that shows each
 	$(PY) -m tests.soak.run --mutation all

@@ -53,6 +53,8 @@ def test_variables_that_are_no_settings_are_left_alone():
     ("variable", "text", "value"),
     [
         ("GRACE", "inf", float("inf")),
+        ("GRACE", "0", 0.0),
+        ("HOST_ID", "machine 7", "machine 7"),
         ("OUTPUT", "discard", "discard"),
         ("PRELOAD", "torch, numpy,", ("torch", "numpy")),
         ("STREAM_WINDOW", " 12 ", 12),

@@ -1,38 +1,34 @@
-"""The outcomes of mutants, counted for each file and each folder, as a table."""
+"""The outcomes of mutants, counted for each room, as a table."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
 COLUMNS = ("found", "explained", "survived", "not executed", "at import")
 
 
-def table_of(outcomes: Mapping[str, Counter[str]], sizes: Mapping[str, int]) -> Iterable[str]:
+def table_of(
+    outcomes: Mapping[str, Counter[str]], sizes: Mapping[str, int], seconds: Mapping[str, float]
+) -> Iterable[str]:
     """Yield the lines of the table.
 
     The share is that of the mutants found among those that count: what is explained, and what is executed only while
     modules are imported, does not. Behind it half of its 95 % interval, where not all mutants were tried.
 
     Args:
-        outcomes: How often each outcome came, by file.
-        sizes: How many mutants each file has.
+        outcomes: How often each outcome came, by room: a file or a folder.
+        sizes: How many mutants each room has.
+        seconds: How long trying them took.
     """
     width = max(len(path) for path in outcomes)
-    yield f"{'file':{width}}  mutants  tried  {'  '.join(COLUMNS)}  share"
-    folders: dict[str, list[str]] = {}
-    for path in outcomes:
-        folders.setdefault(str(Path(path).parent), []).append(path)
-    for folder, paths in folders.items():
-        for path in paths:
-            yield _line(path, width, [outcomes[path]], sizes[path])
-        yield _line(f"= {folder}", width, [outcomes[path] for path in paths], sum(sizes[path] for path in paths))
+    yield f"{'room':{width}}  mutants  tried  {'  '.join(COLUMNS)}  share"
+    for room, counter in outcomes.items():
+        yield f"{_line(room, width, counter, sizes[room])}  {seconds[room]:.0f} s"
 
 
-def _line(name: str, width: int, counters: Sequence[Counter[str]], size: int) -> str:
-    total = sum(counters, Counter[str]())
+def _line(name: str, width: int, total: Counter[str], size: int) -> str:
     tried = total.total()
     counted = total["found"] + total["survived"] + total["not executed"]
     share = total["found"] / counted if counted else 1.0

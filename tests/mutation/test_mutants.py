@@ -12,6 +12,8 @@ import pytest
 from tests.mutation.explained import read_explained
 from tests.mutation.mutants import mutants_of
 from tests.mutation.planting import Functions
+from tests.mutation.rooms import NEAREST, files_of, nearest
+from tests.mutation.run import drawn
 from tests.mutation.table import table_of
 
 SOURCE = '''
@@ -65,6 +67,43 @@ def test_assertions_are_left_alone() -> None:
     assert [mutant.text for mutant in mutants_of(source)] == ["return list(zip(a, b, strict=True)): None"]
 
 
+def test_texts_for_people_annotations_and_names_that_are_dropped_are_left_alone() -> None:
+    source = """
+def told(log, count):
+    "Return 3."
+    many: int | None = count
+    log.warning("more than %d", 2)
+    self.log.info("so")
+    del many
+    return f"{count + 1} {'s' if count > 1 else ''}"
+
+class Box:
+    def __repr__(self):
+        return "<box>" if self.size > 0 else "<empty>"
+"""
+    assert [mutant.text.partition(" ")[0] for mutant in mutants_of(source)] == ["return"]
+
+
+def test_each_room_and_each_pattern_of_its_tests_is_there() -> None:
+    for room, patterns in NEAREST.items():
+        assert files_of(room), room
+        assert all(list(Path().glob(pattern)) for pattern in patterns), room
+
+
+def test_nearest_tests_are_those_of_the_innermost_room() -> None:
+    assert nearest("src/trimesh/service/pool/engine.py") == nearest("src/trimesh/service") == ["tests/service"]
+    assert nearest("src/trimesh/service/slots.py") == ["tests/data", "tests/service"]
+    assert nearest("src/trimesh/_routing/collector.py") == ["tests/routing"]
+    with pytest.raises(SystemExit, match="name them by --tests"):
+        nearest("src/trimesh/limits.py")
+
+
+def test_sample_of_a_room_follows_from_its_seed() -> None:
+    first, again, other = (drawn("src/trimesh/config", 5, seed) for seed in (1, 1, 2))
+    assert [(name, it.line, it.text) for name, it in first] == [(name, it.line, it.text) for name, it in again]
+    assert [it.line for _, it in first] != [it.line for _, it in other]
+
+
 def test_planted_code_is_that_of_functions_which_are_there(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     path = str(tmp_path / "box.py")
@@ -83,11 +122,10 @@ def test_planted_code_is_that_of_functions_which_are_there(tmp_path: Path) -> No
 
 def test_explained_do_not_count_and_samples_have_an_error() -> None:
     all_tried = Counter({"found": 8, "survived": 1, "not executed": 1, "explained": 2, "at import": 3})
-    lines = list(table_of({"a/x.py": all_tried, "a/y.py": Counter({"found": 10})}, {"a/x.py": 15, "a/y.py": 100}))
-    assert lines[1].endswith(" 80.0 %")
-    assert lines[2].endswith(" 100.0 % +- 12.9")
-    assert lines[3].startswith("= a ")
-    assert " 90.0 % +-" in lines[3]
+    rooms = {"a": all_tried, "b/y.py": Counter({"found": 10})}
+    lines = list(table_of(rooms, {"a": 15, "b/y.py": 100}, {"a": 61.4, "b/y.py": 2.0}))
+    assert lines[1].endswith(" 80.0 %  61 s")
+    assert lines[2].endswith(" 100.0 % +- 12.9  2 s")
 
 
 def test_what_is_explained_is_still_there() -> None:
@@ -106,7 +144,7 @@ def test_share_of_what_was_found_is_said() -> None:
     tests = "tests/routing"
     command = [sys.executable, "-m", "tests.mutation.run", str(path), "--tests", tests, "--sample", "8"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110).stdout
-    [line] = [line for line in said.splitlines() if line.startswith("= src/trimesh/_routing")]
-    assert int(line.split()[3]) == 8
-    assert int(line.split()[4]) >= 6
+    [line] = [line for line in said.splitlines() if line.startswith(f"{path} ")]
+    assert int(line.split()[2]) == 8
+    assert int(line.split()[3]) >= 6
     assert path.read_bytes() == before

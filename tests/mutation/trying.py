@@ -1,17 +1,20 @@
 """Runs tests in copies of a process that has imported and collected all of them: a plugin of pytest.
 
 Without mutants a copy learns which test executes which line, and how long each takes. Then each mutant has a copy,
-which plants it and runs the tests of its line, the fastest first, until one fails.
+which plants it and runs the tests of its line, the fastest first, until one fails. Spawners of a copy are forks of it
+(`ForkedTemplate`), so the mutant is in the processes of its meshes, too. What was learnt is kept in `.cache`, for each
+file of tests, until that changes or a source of the room does.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
+import importlib
 import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -23,13 +26,19 @@ from tests.mutation.mutants import Mutant
 from tests.mutation.planting import Functions
 
 PATIENCE_SECONDS: Final = 10.0
-"""A mutant may take this long, besides ten times what its tests take without it, before it counts as found."""
+"""A mutant may take this long, besides five times what its tests take without it, before it counts as found."""
 
 LEARN_SECONDS: Final = 1_800.0
 """All tests once, while the lines are counted."""
 
-TESTS_SECONDS: Final = 30.0
+TESTS_SECONDS: Final = 15.0
 """Of the tests that execute a line so many are run, the fastest, as take this long together."""
+
+ELSEWHERE: Final = 40
+"""Tests that start processes, the fastest, are run for a line that only other processes execute; so many at most."""
+
+SOURCE: Final = Path("src").resolve()
+KEPT: Final = Path(".cache", "mutation")
 
 
 class Trying:
@@ -45,8 +54,9 @@ class Trying:
         self.work = work
         self.imported: dict[str, set[int]] = {}
         self._coverage: Any = coverage.Coverage(data_file=None, include=list(paths), config_file=False)
+        self._session: Any = None
         self._items: dict[str, pytest.Item] = {}
-        self._of_line: dict[str, dict[int, list[str]]] = {}
+        self._learnt: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
         self._failed: list[str] = []
         self._functions: dict[str, Functions] = {}
@@ -54,12 +64,23 @@ class Trying:
 
     # ---- of pytest -----------------------------------------------------------------------------------------------
 
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests of programs that are executed, in which no mutant is planted."""
+        items[:] = [item for item in items if not _executes(item)]
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """In place of pytest's own."""
+        for path in self.paths:  # what is imported late would be imported without the mutant
+            try:
+                importlib.import_module(".".join(Path(path).relative_to(SOURCE).with_suffix("").parts))
+            except ImportError as error:
+                print(f"{os.path.relpath(path)} cannot be imported here: {error}", flush=True)
         self._coverage.stop()
         data = self._coverage.get_data()
         self.imported = {path: set(data.lines(path) or ()) for path in self.paths}
+        self._session = session
         self._items = {item.nodeid: item for item in session.items}
         self._learn()
         gc.unfreeze()  # what tests/conftest.py has frozen is not found otherwise
@@ -85,34 +106,65 @@ class Trying:
     # ---- copies --------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            lines, said = str(Path(folder, "lines")), Path(folder, "said")
-
-            def learn() -> bool:
-                self._coverage = coverage.Coverage(data_file=lines, include=list(self.paths), config_file=False)
-                self._coverage.start()
-                self._run(list(self._items), is_patient=True)
-                self._coverage.stop()
-                self._coverage.save()
-                said.write_text(json.dumps([self._seconds, self._failed]))
-                return True
-
-            if not _in_copy(learn, LEARN_SECONDS):
-                raise SystemExit("the tests did not run to their end without a mutant")
-            data = coverage.CoverageData(lines)
-            data.read()
-            of_lines = {path: data.contexts_by_lineno(path) for path in self.paths}
-            self._seconds, failed = json.loads(said.read_text())
+        """Learn seconds and lines of each test, or read what was learnt before."""
         self._coverage = None
+        sources = b"".join(Path(path).read_bytes() for path in self.paths)
+        by_file: dict[Path, list[str]] = {}
+        for name, item in self._items.items():
+            by_file.setdefault(item.path, []).append(name)
+        kept = {
+            path: KEPT / hashlib.sha256(sources + path.read_bytes() + str(path).encode()).hexdigest()
+            for path in by_file
+        }
+        for path, names in by_file.items():
+            known = json.loads(kept[path].read_text()) if kept[path].exists() else {}
+            self._learnt.update({name: known[name] for name in names if name in known})
+        wanted = [name for name in self._items if name not in self._learnt]
+        if not wanted:
+            return
+        learnt = self._learn_of(wanted)
+        self._learnt.update(learnt)
+        for path in {self._items[name].path for name in wanted}:
+            names = by_file[path]
+            before = json.loads(kept[path].read_text()) if kept[path].exists() else {}
+            kept[path].write_text(json.dumps({**before, **{name: self._learnt[name] for name in names}}))
+
+    def _learn_of(self, wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
+        KEPT.mkdir(parents=True, exist_ok=True)
+        said = KEPT.resolve() / f"{os.getpid()}"  # a temporary folder would be removed by the first worker that ends
+
+        def learn() -> bool:
+            self._coverage = coverage.Coverage(data_file=None, include=list(self.paths), config_file=False)
+            self._coverage.start()
+            self._run(wanted, is_patient=True)
+            self._coverage.stop()
+            data = self._coverage.get_data()
+            lines = {os.path.relpath(path): data.contexts_by_lineno(path) for path in self.paths}
+            said.write_text(json.dumps([self._seconds, self._failed, lines]))
+            return True
+
+        if not _in_copy(learn, LEARN_SECONDS):
+            raise SystemExit("the tests did not run to their end without a mutant")
+        seconds, failed, lines = json.loads(said.read_text())
+        said.unlink()
+        learnt: dict[str, dict[str, Any]] = {
+            name: {"seconds": seconds.get(name, 0.0), "failed": name in failed, "lines": {}} for name in wanted
+        }
+        for path, contexts in lines.items():
+            for line, names in contexts.items():
+                for name in filter(learnt.__contains__, names):
+                    learnt[name]["lines"].setdefault(path, []).append(int(line))
         if failed:
             print(f"without a mutant these fail, and are left out: {' '.join(failed)}", flush=True)
-        usable = self._items.keys() - set(failed)
-        for path, of_line in of_lines.items():
-            self._of_line[path] = {line: [test for test in tests if test in usable] for line, tests in of_line.items()}
+        return learnt
 
     def _run(self, tests: Sequence[str], *, is_patient: bool = False) -> bool:
         """Run some tests; return whether all passed, at once when one has not unless `is_patient`."""
         items = [self._items[test] for test in tests]
+        self._session.items[:] = items  # templates are made for these alone
+        for plugin in self._session.config.pluginmanager.get_plugins():
+            if hasattr(plugin, "spawner_templates"):
+                plugin.SpawnerTemplate = lambda env, modules: _template()
         for item, following in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed and not is_patient:
@@ -121,26 +173,52 @@ class Trying:
 
     def choose(self, path: str, line: int) -> list[str]:
         """Return the tests that execute a line, the fastest first."""
+        name = os.path.relpath(path)
+        usable = [test for test, known in self._learnt.items() if test in self._items and not known["failed"]]
+        tests = [test for test in usable if line in self._learnt[test]["lines"].get(name, ())]
+        if not tests and line not in self.imported[path]:
+            real = [test for test in usable if self._items[test].get_closest_marker("real") is not None]
+            tests = sorted(real, key=self._seconds_of)[:ELSEWHERE]
         left, chosen = TESTS_SECONDS, list[str]()
-        for test in sorted(self._of_line[path].get(line, ()), key=lambda test: self._seconds.get(test, 0.0)):
-            left -= self._seconds.get(test, 0.0)
+        for test in sorted(tests, key=self._seconds_of):
+            left -= self._seconds_of(test)
             if left < 0 and chosen:
                 break
             chosen.append(test)
         return chosen
+
+    def _seconds_of(self, test: str) -> float:
+        seconds: float = self._learnt[test]["seconds"]
+        return seconds
 
     def try_one(self, path: str, mutant: Mutant) -> str:
         """Return what comes of a mutant: "found", "survived", "not executed", or "at import" only."""
         chosen = self.choose(path, mutant.line)
         if not chosen:
             return "at import" if mutant.line in self.imported[path] else "not executed"
+        source = mutant.source
 
         def run() -> bool:
-            self._functions[path].plant(mutant.source)
+            self._functions[path].plant(source)
             return self._run(chosen)
 
-        patience = PATIENCE_SECONDS + 10 * sum(self._seconds.get(test, 0.0) for test in chosen)
+        patience = PATIENCE_SECONDS + 5 * sum(map(self._seconds_of, chosen))
         return "survived" if _in_copy(run, patience) else "found"
+
+
+def _template() -> object:
+    """Return a fork of this process, in place of a template that `tests/conftest.py` makes."""
+    from tests.spawner_template import ForkedTemplate  # not before lines of trimesh are counted, which it imports
+
+    return ForkedTemplate()
+
+
+def _executes(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    module = getattr(item, "module", None)
+    runs_scripts = "run_program" in fixtures or hasattr(module, "Program") or hasattr(module, "open_script")
+    is_real = item.get_closest_marker("real") is not None
+    return item.get_closest_marker("executed") is not None or (is_real and runs_scripts)
 
 
 def _in_copy(work: Callable[[], bool], seconds: float) -> bool:

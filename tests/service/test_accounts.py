@@ -71,6 +71,42 @@ def test_work_in_order_is_trained_within_the_staleness() -> None:
         assert max(ages) == staleness
 
 
+def test_each_version_that_is_skipped_frees_the_slots_of_a_batch() -> None:
+    """Y7."""
+    account = SlotAccount(2, 3, version=5)
+    for _ in range(7):
+        account.ask(1)
+    for lease in account.grant():
+        account.end(lease, well=True)
+    assert account.advance(7) is True
+    assert (account.in_use, account.finished, account.version) == (3, 3, 7)
+    assert account.advance(7) is False
+    account.release(1)
+    assert account.in_use == 2
+    account.ask(5)
+    [lease] = account.grant()
+    assert lease.version == 7
+    account.advance(10)  # three batches, of which one slot and the running ones are left
+    assert (account.in_use, account.finished, account.running) == (5, 0, 5)
+
+
+def test_loaded_slots_go_on_and_what_was_held_is_lost() -> None:
+    """Y7."""
+    account = SlotAccount(2, 1, version=1)
+    first, second, third = (account.ask(1) for _ in range(3))
+    assert account.grant() == [first, second, third]
+    account.end(first, well=True)
+    account.end(second, well=False)
+    loaded = SlotAccount(2, 1, version=0)
+    loaded.load({**account.state(), "lost": 4, "begun": 7})
+    assert (loaded.version, loaded.in_use, loaded.running) == (1, 1, 0)
+    assert loaded.begun == loaded.returned + loaded.handed_on + loaded.lost == 7
+    waiting = SlotAccount(2, 1, version=0)
+    waiting.ask(1)
+    with pytest.raises(ValueError, match="before the first lease"):
+        waiting.load(account.state())
+
+
 def test_slots_refuse_what_cannot_be() -> None:
     """Y7."""
     account = SlotAccount(2, 0, version=3)

@@ -128,6 +128,83 @@ def test_drained_replica_gets_nothing_even_if_it_is_the_last():
     assert len(machine.take()) == 1
 
 
+def test_sessions_of_a_drained_replica_move_whether_they_wait_or_come_later():
+    machine = dispatcher(replicas=2)
+    running = submitted(machine, session="a")
+    [(_, replica)] = machine.take()
+    other = submitted(machine)
+    machine.take()
+    waiting = submitted(machine, session="a")
+    assert machine.take() == []
+    machine.set_drained(replica.index, is_drained=True)
+    machine.end(running, 1.0)
+    machine.end(other, 1.0)
+    assert [request for request, _ in machine.take()] == [waiting]
+    assert waiting.replica == 1 - replica.index
+    machine.end(waiting, 1.0)
+    machine.set_drained(replica.index, is_drained=False)
+    later = submitted(machine, session="a")  # it stays where its session is now
+    assert [request for request, _ in machine.take()] == [later]
+    assert (later.replica, machine.sessions.find("a").moves) == (1 - replica.index, 1)
+    machine.sessions.end("a")
+    assert machine.sessions.find("a").replica is None
+
+
+def test_request_of_a_session_that_is_made_again_leaves_a_drained_replica():
+    machine = dispatcher(replicas=2)
+    request = submitted(machine, session="a")
+    [(_, replica)] = machine.take()
+    machine.set_drained(replica.index, is_drained=True)
+    machine.retry(request)
+    assert [(one, found.index) for one, found in machine.take()] == [(request, 1 - replica.index)]
+    assert replica.running == 0
+
+
+def test_order_is_by_priority_then_arrival_for_bound_and_other_requests():
+    machine = dispatcher(replicas=1)
+    submitted(machine, session="a")
+    [(running, _)] = machine.take()
+    late, bound = submitted(machine), submitted(machine, session="a")
+    urgent, urgent_bound = submitted(machine, priority=1), submitted(machine, session="a", priority=1)
+    order = []
+    for _ in range(4):
+        machine.end(running, 1.0)
+        [(running, _)] = machine.take()
+        order.append(running)
+    assert order == [urgent, urgent_bound, late, bound]
+
+
+def test_withdrawn_requests_leave_their_bytes_and_places():
+    machine = dispatcher(replicas=1, queue=4)
+    machine.pauses = 1
+    waiting = [submitted(machine, size=200, priority=number % 2) for number in range(4)]
+    assert not machine.waiting.has_room(0)  # of four requests
+    for request in (waiting[2], waiting[1]):  # of a heap neither the first, and then the first
+        machine.withdraw(request)
+    assert machine.waiting.has_room(600)
+    assert not machine.waiting.has_room(601)
+    machine.pauses = 0
+    assert [request for request, _ in machine.take()] == [waiting[3]]
+    machine.end(waiting[3], 1.0)
+    assert [request for request, _ in machine.take()] == [waiting[0]]
+
+
+def test_second_run_goes_to_the_least_loaded_other_replica_that_is_up():
+    machine = dispatcher(replicas=4, concurrency=2)
+    machine.set_up(1, is_up=False)
+    assert machine.grant(PoolRequest(cost=2.0))
+    assert machine.grant(PoolRequest(cost=3.0))
+    second = PoolRequest()
+    machine.pauses = 1
+    assert not machine.grant_beside(second, 0)
+    machine.pauses = 0
+    assert machine.grant_beside(second, 0)
+    assert second.replica == 3
+    machine.set_drained(3, is_drained=True)
+    machine.set_drained(2, is_drained=True)
+    assert not machine.grant_beside(PoolRequest(), 0)
+
+
 def test_bytes_bound_the_queue_but_one_large_request_passes():
     machine = dispatcher(replicas=1)
     assert machine.waiting.has_room(5_000)
@@ -163,6 +240,31 @@ def test_limit_shrinks_once_for_the_requests_of_one_jam():
     assert replica.limit == 1
 
 
+def test_limit_keeps_within_its_bounds():
+    replica, rule = Replica(0, 3), Adaptive(1.0, least=2, most=4)
+    assert rule.start == 2
+    for _ in range(20):
+        replica.learn(rule, 1.0)  # as long as it may take
+    assert replica.limit == 4
+    for _ in range(3):
+        replica.learn(rule, 1.5)
+    assert replica.limit == 2
+    replica.learn(rule, 0.5)
+    assert replica.limit == 2
+    replica.learn(rule, 0.5)
+    assert replica.limit == 3
+
+
+def test_request_without_a_key_goes_to_the_least_loaded():
+    machine = dispatcher(replicas=3, route=Affinity())
+    assert machine.grant(PoolRequest())
+    assert machine.grant(PoolRequest())
+    assert [one.running for one in machine.replicas] == [1, 1, 0]
+    with pytest.raises(ValueError, match=r"at least 1, the mean load, got 0\.5"):
+        Affinity(bounded_load=0.5)
+    Affinity(bounded_load=1)
+
+
 def test_few_keys_move_when_a_replica_leaves():
     route, replicas = Affinity(lambda key: key), [Replica(index, 100) for index in range(8)]
     before = {key: route.choose(PoolRequest((key,)), replicas, replicas).index for key in range(400)}
@@ -189,6 +291,11 @@ def test_round_robin_passes_over_replicas_without_room():
     machine.end(requests[1], 1.0)
     submitted(machine)
     assert [replica.index for _, replica in machine.take()] == [1]
+    submitted(machine)
+    assert [replica.index for _, replica in machine.take()] == [2]
+    machine.end(requests[0], 1.0)
+    submitted(machine)
+    assert [replica.index for _, replica in machine.take()] == [0]
 
 
 def test_function_must_choose_a_candidate():

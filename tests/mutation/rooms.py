@@ -1,0 +1,66 @@
+"""The rooms of the product, and the tests that are nearest to each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+NEAREST: Final[Mapping[str, Sequence[str]]] = {
+    "src/trimesh/_runtime/calls": (
+        "tests/runtime/test_outgoing*.py",
+        "tests/runtime/test_several_calls.py",
+        "tests/conformance/test_map*.py",
+        "tests/conformance/test_started.py",
+        "tests/conformance/test_stream*.py",
+        "tests/conformance/test_cancellation.py",
+        "tests/conformance/test_membership.py",
+        "tests/conformance/test_deadlines.py",
+    ),
+    "src/trimesh/_runtime/channels": (
+        "tests/runtime/test_channels.py",
+        "tests/routing",
+        "tests/conformance/test_*channel*.py",
+    ),
+    "src/trimesh/_transport/relay.py": ("tests/relay", "tests/jobs/network", "tests/transport"),
+    "src/trimesh/actor/item_map.py": ("tests/actor", "tests/conformance/test_map*.py"),
+    "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py"),
+    "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
+    "src/trimesh/rdma/publications": ("tests/rdma/test_board.py", "tests/conformance/test_*publi*.py"),
+    "src/trimesh/service": ("tests/service",),
+    "src/trimesh/service/slots.py": ("tests/service", "tests/data"),
+    "src/trimesh/tensor/dtensor": (
+        "tests/tensor/test_local_replay.py",
+        "tests/tensor/test_sequences.py",
+        "tests/tensor/test_learnt_operators.py",
+        "tests/tensor/test_global_tensor.py",
+    ),
+    "src/trimesh/tensor/publications": ("tests/tensor/test_publication.py", "tests/conformance/test_*publi*.py"),
+    "src/trimesh/tensor/rank": (
+        "tests/tensor/test_sequences.py",
+        "tests/tensor/test_local_replay.py",
+        "tests/tensor/test_errors.py",
+        "tests/tensor/test_foreign_messages.py",
+        "tests/tensor/test_memory.py",
+        "tests/tensor/test_values.py",
+    ),
+}
+"""Tests, by a folder or a file of the product; of several that hold a file the innermost counts."""
+
+
+def nearest(path: str) -> list[str]:
+    """Return the files and folders of tests that are nearest to a file or folder: of `NEAREST`, or its package's."""
+    for place in (Path(path), *Path(path).parents):
+        patterns = NEAREST.get(place.as_posix())
+        if patterns is not None:
+            return sorted({str(found) for pattern in patterns for found in Path().glob(pattern)})
+        folder = Path("tests", place.name.removeprefix("_"))
+        if place.suffix != ".py" and place.name not in ("src", "") and folder.is_dir():
+            return [str(folder)]
+    raise SystemExit(f"{path} has no tests that are known to be near: name them by --tests")
+
+
+def files_of(path: str) -> list[str]:
+    """Return the source files of a room: all of a folder, or one."""
+    found = [it for it in Path(path).rglob("*.py") if it.name != "__main__.py"] if Path(path).is_dir() else [path]
+    return sorted(map(str, found))
