@@ -36,6 +36,7 @@ WORKLOADS = [
     "in_flight",
     "observed",
     "metrics",
+    "page",
     "asyncio",
     "services",
     "loop",

@@ -11,7 +11,10 @@ from trimesh._wire import observed
 from trimesh._wire.observed import (
     ActorRow,
     CallRow,
+    DiskRow,
     EventRow,
+    GPURow,
+    HostRow,
     LinkRow,
     OutputRow,
     PinRow,
@@ -47,6 +50,14 @@ class RiggedSource:
         self.is_gone = False
         self.looks = 0
         self._random = random.Random(7)
+        self._gpus = tuple(
+            GPURow(index=index, percent=90 - index, memory_bytes=141 << 30, used_bytes=index << 34, celsius=60)
+            for index in range(gpus)
+        )
+        self._disks = (
+            DiskRow(path="/tmp", nbytes=1 << 40, free_bytes=1 << 39),
+            DiskRow(path="/dev/shm", nbytes=1 << 40, free_bytes=1 << 34),
+        )
 
     def snapshot(self) -> RunSnapshot:
         """Return what all say, as it is merged of a real run."""
@@ -124,8 +135,21 @@ class RiggedSource:
         job = observed.JobRow(
             id="0", pid=4242, host="login1", command="python train.py --config large.toml", started_at=1_799_985_000.0
         )
-        root = ProcView(proc=controller, children=tuple(children), calls=tuple(made), events=events, job=job)
+        hosts = tuple(self._machine(f"node{number}") for number in range(self.hosts))
+        root = ProcView(
+            proc=controller, children=tuple(children), calls=tuple(made), events=events, job=job, hosts=hosts
+        )
         return [root, *views]
+
+    def _machine(self, name: str) -> HostRow:
+        if name == "node7" and not self.is_well:
+            return HostRow(name=name, agent="silent")
+        return HostRow(
+            name=name, agent="running", pid=900, at=1_800_000_000.0 + self.looks, cpus=192,
+            cpu_seconds=40.0 * self.looks, memory_bytes=2 << 40, memory_free_bytes=1 << 40,
+            received_bytes=self.looks << 24, sent_bytes=self.looks << 20, disks=self._disks, gpus=self._gpus,
+            trimesh="0.1.0", python="3.12.4", kernel="6.8.0",
+        )  # fmt: skip
 
     def _events(self) -> Sequence[EventRow]:
         return [
@@ -163,6 +187,10 @@ class RiggedSource:
     def has_ended(self) -> bool:
         """Return whether it is over."""
         return self.is_gone
+
+    def cores(self) -> dict[str, float]:
+        """Return nothing: they are counted."""
+        return {}
 
     def cause(self) -> Cause | None:
         """Return what it has died of."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -14,7 +16,12 @@ from tests.patience import HANG_SECONDS
 
 pytest.importorskip("cyclopts")
 
+from trimesh._runtime.recording import FlightRecorder, RunFolder
+from trimesh._wire import flight
+from trimesh._wire.observed import ProcRow, ProcView
+from trimesh.cli.dashboard.board import see
 from trimesh.cli.dashboard.feed import PageFeed
+from trimesh.cli.dashboard.runs import DeadRun
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot
 from trimesh.observe.past import Past
@@ -128,3 +135,18 @@ async def test_what_was_seen_last_stays():
             assert board["problems"][0]["kind"] == "ended"
             nursery.cancel_scope.cancel()
     assert states == ["live", "silent", "live", "ended"]
+
+
+async def test_dead_run_has_the_processors_that_its_processes_used(tmp_path: Path):
+    """RU-1: between the last two samples in each flight record; a process with one sample has none."""
+    for number, seconds in ((1, (2.0, 3.0, 3.5)), (2, (7.0,))):
+        proc = ProcRow(id=str(number), name=f"procs[gpus={number}]", mesh="procs", point={"gpus": number})
+        head = flight.FlightHead(proc=proc, started_at=100.0)
+        recorder = FlightRecorder(tmp_path / proc.id, head, lambda: 0.0)
+        for at, cpu in enumerate(seconds):
+            view = ProcView(proc=msgspec.structs.replace(proc, cpu_seconds=cpu))
+            recorder.note(flight.SeenView(at=101.0 + 2 * at, trio_at=0.0, every=2.0, view=view))
+    source = DeadRun(RunFolder(tmp_path, 100.0, 1, "1"))
+    assert source.cores() == {"1": 0.25}
+    [grid] = [one.grid for one in see(source.snapshot(), cores=source.cores()).placed]
+    assert (grid.letters[-2:], grid.cpu[-2:]) == ("rr", (25, 0))

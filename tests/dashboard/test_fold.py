@@ -156,8 +156,19 @@ def test_sums_are_rates_between_two_snapshots():
     assert seen.placed[0].grid.gpu == (40, 0)
 
 
-def test_host_has_what_its_processes_use():
-    """HT-1, HT-2: sorted by a column, with problems first; an unknown column is refused."""
+def test_calls_that_wait_for_each_other_are_marked_in_the_cells():
+    """GD-1: of their actors and processes; a process that does not run keeps its own letter."""
+    calls = tuple(
+        call(rank, id=f"c{rank}", state="waiting", waits=(WaitRow(kind="call", call=f"c{(rank + 1) % 3}"),))
+        for rank in range(3)
+    )
+    procs = (proc(0), proc(1), proc(2, "stopped"), proc(3))
+    placed = see(RunSnapshot(taken_at=1.0, procs=procs, actors=workers(4), calls=calls)).placed
+    assert {one.grid.name: one.grid.letters for one in placed} == {"procs": "WWTr", "workers": "WWTi"}
+
+
+def test_host_has_figures_of_the_machine_and_of_its_processes():
+    """HT-1, HT-2: rates by the clock of the host; processes by a column, problems first; no unknown column."""
     rows = [
         tuple(
             proc(rank, "silent" if rank == 2 else "running", host="ab"[rank // 2], cpu_seconds=1 + at * rank)
@@ -165,10 +176,23 @@ def test_host_has_what_its_processes_use():
         )
         for at in (0, 1)
     ]
-    hosts = (HostRow(name="a", procs=2), HostRow(name="b", procs=2, failed=1))
-    first, second = (RunSnapshot(taken_at=at, procs=procs, hosts=hosts) for at, procs in enumerate(rows, 1))
+    first, second = (
+        RunSnapshot(
+            taken_at=at,
+            procs=procs,
+            hosts=(
+                HostRow(name="a", at=7.0 + 2 * at, cpu_seconds=5.0 * at, received_bytes=8 * at, sent_bytes=4 * at),
+                HostRow(name="b", agent="silent"),
+            ),
+        )
+        for at, procs in enumerate(rows, 1)
+    )
     table = host_table(see(second, see(first).snapshot), "cpu")
-    assert [(one.host.name, one.cpu, one.memory >> 20) for one in table.hosts] == [("a", 1.0, 200), ("b", 5.0, 200)]
+    names = [(one.machine.host.name, one.cpu, one.memory >> 20) for one in table.hosts]
+    assert names == [("a", 1.0, 200), ("b", 5.0, 200)]
+    machines = [(one.machine.cpu, one.machine.received, one.machine.sent) for one in table.hosts]
+    assert machines == [(2.5, 4.0, 2.0), (None, None, None)]
+    assert [one.machine.host.name for one in host_table(see(second), name="gpus=1").hosts] == ["a"]
     assert [one.name for one in table.procs] == [f"procs[gpus={rank}]" for rank in (2, 3, 1, 0)]
     assert [one.host for one in host_table(see(second), "name", "gpus=3").procs] == ["b"]
     with pytest.raises(ValueError, match="must be one of memory, cpu"):

@@ -59,19 +59,11 @@ async def spent(tab: Tab) -> float:
 
 
 async def test_four_thousand_ranks_are_drawn(chromium: Chromium):
-    """As a whole, and again for each snapshot. It prints what that takes; goals: 1 s until shown, 50 ms a frame."""
+    """As a whole, and again for the next snapshot. The benchmark `page` measures what that takes."""
     with trio.fail_after(HANG_SECONDS):
         async with visiting(chromium) as browser, serving(RiggedSource(), every=0.5) as server:
             tab = await opened(browser, server)
-            first = await spent(tab)
-            paint = await tab.eval("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-            before = await tab.eval("performance.getEntriesByName('trimesh:frame').length")
-            await tab.until(f"performance.getEntriesByName('trimesh:frame').length >= {before + 5}")
-            frames = await tab.eval("performance.getEntriesByName('trimesh:frame').length") - before
-            frame = (await spent(tab) - first) / frames
-            shown = await tab.eval("performance.getEntriesByName('trimesh:shown')[0].startTime")
-            print(f"4,096 ranks: shown after {first * 1e3:.0f} ms of a processor, a frame {frame * 1e3:.1f} ms;")
-            print(f"by the clock, beside other work: first paint {paint:.0f} ms, all shown {shown:.0f} ms")
+            await tab.until("performance.getEntriesByName('trimesh:frame').length > 1")
             assert tab.said == []
             assert "4,097 processes: 1 dead, 1 silent, 1 stopped, 2 stuck" in await tab.text("header")
 
@@ -381,13 +373,22 @@ async def test_time_line_of_many_ranks(chromium: Chromium, tmp_path: Path):
 
 
 async def test_hosts_and_their_processes(chromium: Chromium):
-    """HT-1, HT-2: a table each; a click on a head sorts, one on a name opens the process."""
+    """HT-1, HT-2: a card a host, a silent one first; a click on a head sorts, one on a name opens the process."""
     with trio.fail_after(HANG_SECONDS):
         async with visiting(chromium) as browser, serving(RiggedSource(16, 8), every=0.1) as server:
             tab = await opened(browser, server)
             await tab.press("6")
-            rows = "[...document.querySelectorAll('main table')].map((one) => one.querySelectorAll('tbody tr').length)"
-            await tab.until(f"{rows}.join() === '17,129'")
+            await tab.until("document.querySelectorAll('.host').length === 17")
+            await tab.until("document.querySelectorAll('main tbody tr').length === 129")
+            await tab.until("document.querySelectorAll('.host')[3].innerText.includes('40 of 192 cores')")
+            cards = await tab.eval("[...document.querySelectorAll('.host')].map((one) => one.innerText)")
+            [silent] = [card for card in cards if card.startswith("node7")]
+            assert cards[0] == silent
+            assert "its agent does not answer" in silent
+            for text in ("1.0 TiB of 2.0 TiB", "89 %, 16.0 GiB of 141.0 GiB, 60 °C", "16.0 GiB free of 1.0 TiB",
+                    "16.0 MiB/s in, 1.0 MiB/s out", "agent 900 running", "Python 3.12.4"):  # fmt: skip
+                assert text in cards[3]
+            assert "GiB free" in await tab.text(".host dd .wrong")
             names = "[...document.querySelectorAll('main table:last-child .link')].map((one) => one.innerText)"
             wrong = ["trainers[hosts=9,gpus=5]", "trainers[hosts=9,gpus=6]"]
             assert sorted((await tab.eval(names))[:2]) == wrong
@@ -434,7 +435,7 @@ async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Ch
 async def test_problems_are_one_line_each_in_a_fifth_of_the_window(chromium: Chromium):
     """PQ-5: folded, their number stays; opened, the detail stands beside, and the lines stay where they are."""
     with trio.fail_after(HANG_SECONDS):
-        async with visiting(chromium) as browser, serving(RiggedSource(512, 8), every=0.5) as server:
+        async with visiting(chromium) as browser, serving(RiggedSource(512, 8), every=60.0) as server:
             tab = await opened(browser, server)
             heights = "[...document.querySelectorAll('.problem')].map((one) => one.offsetHeight)"
             for width, height in ((1400, 900), (390, 844)):

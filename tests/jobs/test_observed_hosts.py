@@ -15,6 +15,7 @@ from tests.runtime.processes import parent_of
 
 import trimesh
 from trimesh import Actor, Isolate, endpoint, observe
+from trimesh._runtime.life import current_proc
 from trimesh.cli.processes import run_lines
 from trimesh.observe.run_snapshot import hosts_between
 
@@ -40,16 +41,19 @@ class Logging(Actor):
 
 @pytest.mark.daily
 async def test_process_that_a_signal_has_stopped_is_called_stopped() -> None:
-    """Q1: its agent sees it; its sibling runs."""
+    """Q1: its agent sees it, and reads its actors from its flight record; its sibling runs."""
     with trio.fail_after(HANG_SECONDS):
         async with jobs.LocalJob(1) as hosts, hosts.spawn_procs({"gpus": 2}, supervision=Isolate()) as procs:
             workers = await procs.spawn("workers", Worker)
             pid, _ = await workers.slice(hosts=0, gpus=1).pids.call_one()
             os.kill(pid, signal.SIGSTOP)
             try:
+                views = await current_proc().inquiries.ask()
                 seen = await observe.snapshot()
             finally:
                 os.kill(pid, signal.SIGCONT)
+    [reported] = [view for view in views if view.proc.state == "stopped"]
+    assert [actor.name for actor in reported.actors] == ["workers[hosts=0,gpus=1]"]
     states = {proc.name: proc.state for proc in seen.procs}
     assert states["procs[hosts=0,gpus=1]"] == "stopped"
     assert states["procs[hosts=0,gpus=0]"] == "running"

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
 pytest.importorskip("cyclopts")
 
 from trimesh import limits
-from trimesh._wire.observed import ActorRow, CallRow, EventRow, JobRow, PinRow, ProcRow, PublicationRow, WaitRow
+from trimesh._wire.observed import (
+    ActorRow,
+    CallRow,
+    DiskRow,
+    EventRow,
+    GPURow,
+    HostRow,
+    JobRow,
+    PinRow,
+    ProcRow,
+    PublicationRow,
+    WaitRow,
+)
 from trimesh.cli.processes import is_wrong, run_lines, stop_lines
 from trimesh.observe import RunSnapshot
 
@@ -200,3 +214,28 @@ def test_many_processes_that_are_alike_are_counted() -> None:
     assert text.count("─ procs[") == 8 + 20
     assert text.splitlines()[-1] == "└─ and 62 processes more (--all shows them): 22 stuck, 40 running"
     assert "\n".join(line.plain for line in run_lines(run_of(*stuck), shows_all=True)).count("─ procs[") == 30
+
+
+def test_machines_of_a_run_on_several_hosts() -> None:
+    """With all their programs; one whose agent is silent comes first."""
+    figures = {"cpus": 8, "memory_bytes": 64 << 30, "memory_free_bytes": 16 << 30}
+    disks = (DiskRow(path="/tmp", nbytes=9 << 30, free_bytes=1 << 30),)
+    gpus = tuple(GPURow(index=index, percent=70 + index, celsius=50 + index) for index in range(2))
+    hosts = [
+        (
+            HostRow(name="b", agent="silent", state="silent"),
+            HostRow(
+                name="a", at=at, cpu_seconds=3 * at, received_bytes=int(at) << 20, disks=disks, gpus=gpus, **figures
+            ),
+        )
+        for at in (1.0, 2.0)
+    ]
+    earlier, seen = (RunSnapshot(taken_at=3.0, procs=(proc(0),), hosts=rows) for rows in hosts)
+
+    lines = [line.plain for line in run_lines(seen, earlier)]
+    at = next(number for number, line in enumerate(lines) if line.startswith("host  "))
+    assert lines[at + 1].split() == ["b", "agent", "silent"]
+    assert re.split(" {2,}", lines[at + 2]) == [
+        "a", "running", "3.0 of 8", "48.0 GiB of 64.0 GiB", "1.0 MiB/s", "70 % 71 %, 51 °C", "1.0 GiB in /tmp",
+    ]  # fmt: skip
+    assert not any(line.startswith("host  ") for line in shown(run_of(proc(0))).splitlines())

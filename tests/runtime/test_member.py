@@ -39,8 +39,9 @@ class StagedChild:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def kernel_state(self) -> ProcessState | None:
+    async def kernel_state(self, record: str = "") -> ProcessState | None:
         """Nothing is known."""
+        del record
         await trio.lowlevel.checkpoint()
         return None
 

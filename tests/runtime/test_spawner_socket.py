@@ -67,8 +67,8 @@ def test_decoder_raises_nothing_but_protocol_error(data: bytes) -> None:
 SIDE = wire.Side(trimesh="0.1", protocol=1, python="3.11", pickle="on", pid=5, program="judge.py", proc_id=6)
 
 RECORDS = [
-    wire.StateOf(1, 2),
-    wire.StateKnown(1, "T", 0.5, 4096),
+    wire.StateOf(1, 2, "/run/record"),
+    wire.StateKnown(1, "T", 0.5, 4096, b"actors"),
     wire.MachineOf(1),
     wire.MachineKnown(1, b"row"),
     wire.Hello(1, ("a", "b")),

@@ -41,6 +41,7 @@ from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._wire.observed import ActorRow
 
 
 _RUN: Final = re.compile(r"([0-9]{13})-([0-9]{1,9})-([0-9a-f]{1,16})")
@@ -126,6 +127,21 @@ def read_file(path: Path, nbytes: int = limits.RECORD_FILE_BYTES_MAX + 1) -> byt
     """
     with open(path, "rb", opener=_open_itself) as file:
         return file.read(nbytes) or b""
+
+
+def read_actors(record: str) -> tuple[ActorRow, ...]:
+    """Return the actors in a flight record of this host; none if it cannot be read.
+
+    Args:
+        record: Its path on the controller's host, of which only the names are used.
+    """
+    name = Path(record)
+    if not _RUN.fullmatch(name.parent.name) or not _FILE.fullmatch(name.name):
+        return ()
+    try:
+        return flight.read_flight(read_file(records_folder() / name.parent.name / name.name)).actors()
+    except (OSError, ProtocolError):
+        return ()
 
 
 def _open_itself(path: str, flags: int) -> int:

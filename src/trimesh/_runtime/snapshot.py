@@ -626,15 +626,16 @@ class Inquiries:
         async def ask(host: ServedHost) -> None:
             row = None
             with trio.move_on_after(seconds):
-                row = None if host.loss is not None else await host.machine()
-            agent = "running" if row is not None else "silent" if host.loss is None else "lost"
-            said = "" if host.loss is None else host.loss.text
-            row = observed.HostRow(name="") if row is None else row
-            rows.append(msgspec.structs.replace(row, name=host.name, agent=agent, said=said))
+                row = await host.machine()
+            agent = "silent" if row is None else "running"
+            rows.append(msgspec.structs.replace(row or observed.HostRow(name=""), name=host.name, agent=agent))
 
+        lost = self._proc.family.lost_hosts
+        rows += [observed.HostRow(name=name, agent="lost", said=text) for name, text in lost.items()]
         async with trio.open_nursery() as nursery:
             for host in self._proc.family.remotes:
-                nursery.start_soon(ask, host)
+                if host.name not in lost:
+                    nursery.start_soon(ask, host)
             rows.append(msgspec.structs.replace(await self._machine.read(), name=self._proc.host_name))
 
     async def _ask_procs(self, seconds: float, *, takes: bool) -> list[observed.ProcView]:
@@ -754,7 +755,7 @@ async def _states_of(members: Sequence[Member], seconds: float) -> Sequence[obse
     @trio.lowlevel.enable_ki_protection
     async def ask(member: Member) -> None:
         if member.child is not None:
-            found[member] = await member.child.kernel_state()
+            found[member] = await member.child.kernel_state(member.record)
 
     if members:
         with trio.move_on_after(seconds):
@@ -775,7 +776,8 @@ def _view_by_state(member: Member, known: ProcessState | None) -> observed.ProcV
             kernel_state=known.letter if state == "silent" else "",
             memory_bytes=known.memory_bytes,
             cpu_seconds=known.cpu_seconds,
-        )
+        ),
+        actors=known.actors,
     )
 
 

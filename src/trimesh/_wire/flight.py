@@ -22,7 +22,7 @@ import msgspec
 from trimesh import limits
 from trimesh._wire import observed
 from trimesh._wire.memory import Buffer
-from trimesh.errors import ProtocolError
+from trimesh.errors import ProtocolError, place_name
 
 VERSION: Final = 3
 MAGIC: Final = b"trimesh flight\0\0"
@@ -194,6 +194,24 @@ class Flight(msgspec.Struct, frozen=True):
     ended_at: float
     calls: tuple[FlightCall, ...]
     records: tuple[Record, ...]
+
+    def last_view(self) -> observed.ProcView | None:
+        """Return the last report of the process on itself."""
+        return next((one.view for one in reversed(self.records) if isinstance(one, SeenView)), None)
+
+    def actors(self) -> tuple[observed.ActorRow, ...]:
+        """Return the actors of the last report, and those called since: calls are recorded at once."""
+        seen = self.last_view()
+        rows = {} if seen is None else {actor.name: msgspec.structs.replace(actor, running=0) for actor in seen.actors}
+        for call in self.calls:
+            if call.name is None or not call.name.mesh:
+                continue
+            name = place_name(call.name.mesh, call.name.point)
+            row = rows.get(name) or observed.ActorRow(
+                proc=self.head.proc.id, name=name, mesh=call.name.mesh, point=call.name.point, state="serving"
+            )
+            rows[name] = msgspec.structs.replace(row, running=row.running + (call.outcome == RUNNING))
+        return tuple(rows.values())
 
 
 def file_bytes(rows: int, names: int, half: int) -> int:

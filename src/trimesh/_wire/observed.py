@@ -567,6 +567,15 @@ def decode_views(data: Buffer) -> tuple[ProcView, ...]:
     return _decoded(data, tuple[ProcView, ...])
 
 
+def decode_actors(data: Buffer) -> tuple[ActorRow, ...]:
+    """Decode rows of actors.
+
+    Raises:
+        ProtocolError: `data` is not such rows.
+    """
+    return _decoded(data, tuple[ActorRow, ...])
+
+
 def decode_host(data: Buffer) -> HostRow:
     """Decode the figures of a machine.
 

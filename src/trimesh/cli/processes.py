@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from trimesh import limits
+from trimesh.cli.dashboard.board import deadlocked_members
 from trimesh.cli.dashboard.problems import Problem, problems
 from trimesh.cli.text import (
     aligned,
@@ -26,10 +27,10 @@ from trimesh.cli.text import (
     silence,
     state_of,
 )
-from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapshot, WaitGraph, activity_between
+from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapshot, activity_between
 from trimesh.observe.post_mortem import last_words
 from trimesh.observe.quantities import duration, size
-from trimesh.observe.run_snapshot import FINE
+from trimesh.observe.run_snapshot import FINE, HostActivity, hosts_between
 
 _SHOWN: Final = 20
 """Shown processes of one parent that are alike and have no problem, and shown problems."""
@@ -140,15 +141,11 @@ class RunDiagnosis:
         homes.update((actor.name, actor.proc) for actor in self._snapshot.actors)
         found = defaultdict[str, list[str]](list)
         for one in self.wrong:
-            for name in self._deadlocked() if one.kind == "deadlock" else one.names:
+            for name in deadlocked_members(self._snapshot) if one.kind == "deadlock" else one.names:
                 word, proc = _MARKS.get(one.kind), homes.get(name)
                 if word is not None and proc is not None and word not in found[proc]:
                     found[proc].append(word)
         return {proc: ", ".join(words) for proc, words in found.items() if words}
-
-    def _deadlocked(self) -> set[str]:
-        graph = WaitGraph(self._snapshot)
-        return {graph.calls[call_id].name for one in graph.culprits() for call_id in one.cycle}
 
 
 _LOST: Final = "HostLost: "
@@ -208,6 +205,7 @@ def run_lines(
     diagnosis = RunDiagnosis(snapshot)
     yield from diagnosis.lines(pid)
     yield Text(_head(snapshot))
+    yield from _table(list(_host_rows(snapshot, earlier, shows_all=shows_all)), ("cpu", "memory", "network"))
     yield from _table(list(_Tree(snapshot, earlier, diagnosis.marks(), shows_all=shows_all).rows()))
     for table, count in snapshot.cut.items():
         yield Text(f"{count} {table} were left out", style="dim")
@@ -354,9 +352,44 @@ def gpu_text(proc: ProcRow) -> str:
     return f"{proc.gpu_percent} %  {size(proc.gpu_memory_bytes)}" if proc.gpu_memory_bytes else ""
 
 
-def _table(rows: Sequence[_Row]) -> Iterator[Text]:
+def _host_rows(snapshot: RunSnapshot, earlier: RunSnapshot | None, *, shows_all: bool) -> Iterator[_Row]:
+    """Yield rows of the machines of a run on several hosts, those with problems first: figures with all programs."""
+    hosts = [one for one in hosts_between(snapshot, earlier) if one.host.at or one.host.agent]
+    if len(hosts) < 2:
+        return
+    yield _Row(("host", "state", "cpu", "memory", "network", "gpus", "least free"), "dim")
+    shown = hosts if shows_all else hosts[:_SHOWN]
+    for one in shown:
+        yield _Row(_host_cells(one), "" if one.host.state == "running" else "red")
+    if len(hosts) > len(shown):
+        yield _Row((more(len(hosts) - len(shown), "hosts"),), "dim")
+
+
+def _host_cells(one: HostActivity) -> tuple[str, ...]:
+    host = one.host
+    state = "agent silent" if host.agent == "silent" else host.state
+    if not host.at:
+        return (clean(host.name), state, "", "", "", "", "")
+    used = host.memory_bytes - host.memory_free_bytes
+    gpus = [f"{gpu.percent} %" if gpu.percent >= 0 else size(gpu.used_bytes) for gpu in host.gpus]
+    hottest = max((gpu.celsius for gpu in host.gpus), default=-1)
+    least = min(host.disks, key=lambda disk: disk.free_bytes, default=None)
+    return (
+        clean(host.name),
+        state,
+        f"{'?' if one.cpu is None else f'{one.cpu:.1f}'} of {host.cpus}",
+        f"{size(used)} of {size(host.memory_bytes)}",
+        "" if one.received is None or one.sent is None else f"{size(one.received + one.sent)}/s",
+        " ".join(gpus) + f", {hottest} °C" * (hottest >= 0),
+        "" if least is None else f"{size(least.free_bytes)} in {clean(least.path)}",
+    )
+
+
+def _table(rows: Sequence[_Row], numbers: Sequence[str] = ("pid", "cpu", "memory", "gpu")) -> Iterator[Text]:
+    if not rows:
+        return
     heads, *others = rows
-    lines = aligned(heads.cells, [row.cells for row in others], ("pid", "cpu", "memory", "gpu"))
+    lines = aligned(heads.cells, [row.cells for row in others], numbers)
     for line, row in zip(lines, rows, strict=True):
         yield Text(line, style=row.style, overflow="ellipsis" if len(row.cells) > 1 else None)
 

@@ -23,7 +23,7 @@ from trimesh._runtime.recording import RunFolder, files_of, is_alive, is_running
 from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.tracebacks import package_of_line, program_frame
 from trimesh._wire.observed import VERSION, CallRow, HostRow, ProcRow
-from trimesh.errors import ConnectError, ProtocolError, place_name
+from trimesh.errors import ConnectError, ProtocolError
 
 FINE: Final = ("running", "starting", "exiting")
 """States of a process that is as it should be."""
@@ -208,7 +208,7 @@ def _hosts(
     for proc in procs:
         there[proc.host].append(proc)
     rows = [_host(found.get(name, observed.HostRow(name=name)), there[name], insecure) for name in {**found, **there}]
-    return tuple(sorted(rows, key=lambda row: (row.state == "running", -row.failed, row.name)))
+    return tuple(sorted(rows, key=lambda row: (row.state == "running", row.agent != "silent", -row.failed, row.name)))
 
 
 def _host(row: observed.HostRow, procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> observed.HostRow:
@@ -293,31 +293,17 @@ def with_records(views: Sequence[observed.ProcView]) -> list[observed.ProcView]:
             record = read_record(child.record)
         except ValueError:  # the record is on another host, or gone
             continue
-        seen = next((one.view for one in reversed(record.records) if isinstance(one, flight.SeenView)), None)
+        seen = record.last_view()
         at = places.get(proc_id)
         said = observed.ProcView(proc=msgspec.structs.replace(child, state="silent")) if at is None else found[at]
         memory = said.proc.memory_bytes or (0 if seen is None else seen.proc.memory_bytes)
         proc = msgspec.structs.replace(said.proc, memory_bytes=memory, record=child.record)
-        whole = msgspec.structs.replace(said, proc=proc, actors=_actors(proc_id, record, seen))
+        whole = msgspec.structs.replace(said, proc=proc, actors=record.actors())
         if at is None:
             found.append(whole)
         else:
             found[at] = whole
     return found
-
-
-def _actors(proc_id: str, record: flight.Flight, seen: observed.ProcView | None) -> tuple[observed.ActorRow, ...]:
-    """Return the actors of the last recorded state, and those called since: calls are recorded at once."""
-    rows = {} if seen is None else {actor.name: msgspec.structs.replace(actor, running=0) for actor in seen.actors}
-    for call in record.calls:
-        if call.name is None or not call.name.mesh:
-            continue
-        name = place_name(call.name.mesh, call.name.point)
-        row = rows.get(name) or observed.ActorRow(
-            proc=proc_id, name=name, mesh=call.name.mesh, point=call.name.point, state="serving"
-        )
-        rows[name] = msgspec.structs.replace(row, running=row.running + (call.outcome == flight.RUNNING))
-    return tuple(rows.values())
 
 
 # ---- stacks of a snapshot, of stuck main threads and of calls; equal ones are merged ---------------------------------

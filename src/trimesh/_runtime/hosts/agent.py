@@ -35,6 +35,7 @@ import trio
 from trimesh._runtime.hosts.casts import HostCasts
 from trimesh._runtime.hosts.neighbours import Neighbours
 from trimesh._runtime.hosts.remote_host import SessionPipe, context_here
+from trimesh._runtime.recording import read_actors
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError, first_answer
 from trimesh._runtime.spawner.socket import Received, close_all
@@ -116,11 +117,9 @@ class HostAgent:
                 case wire.Launch() | wire.Connect() | wire.ExitOf() | wire.Flush():
                     close_all(received.fds)
                     nursery.start_soon(self._ask, record)
-                case wire.StateOf(request=request, pid=pid):
+                case wire.StateOf():
                     close_all(received.fds)
-                    states = [process_state(one) for one in ([pid] if pid else self._spawners.pids())]
-                    state = next((one for one in states if one in STOPPED), states[0])
-                    self._send(wire.StateKnown(request, state, cpu_seconds_of(pid), memory_of(pid)))
+                    nursery.start_soon(self._tell_state, record)
                 case wire.MachineOf(request=request):
                     close_all(received.fds)
                     nursery.start_soon(self._tell_machine, request)
@@ -139,6 +138,16 @@ class HostAgent:
                 case _:
                     close_all(received.fds)
                     raise ProtocolError(f"a controller must send requests, got {type(record).__name__}")
+
+    async def _tell_state(self, question: wire.StateOf) -> None:
+        actors = b""
+        if question.record:
+            found = await trio.to_thread.run_sync(read_actors, question.record, abandon_on_cancel=True)
+            actors = observed.encode(found)
+        pid = question.pid
+        states = [process_state(one) for one in ([pid] if pid else self._spawners.pids())]
+        state = next((one for one in states if one in STOPPED), states[0])
+        self._send(wire.StateKnown(question.request, state, cpu_seconds_of(pid), memory_of(pid), actors))
 
     async def _tell_machine(self, request: int) -> None:
         from trimesh._runtime.system.machine import Machine  # noqa: PLC0415 - few runs are looked at

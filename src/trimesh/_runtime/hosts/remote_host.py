@@ -44,7 +44,7 @@ from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._transport.relay import Session
 from trimesh._wire import observed
-from trimesh._wire.observed import HostRow
+from trimesh._wire.observed import ActorRow, HostRow
 from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
@@ -86,9 +86,9 @@ class RemoteChild:
         known = await self._host.state_of(0)
         return None if known is None else known.letter
 
-    async def kernel_state(self) -> ProcessState | None:
+    async def kernel_state(self, record: str = "") -> ProcessState | None:
         """See `HostChild.kernel_state`: its agent answers."""
-        return await self._host.state_of(self.pid)
+        return await self._host.state_of(self.pid, record)
 
     def signal(self, signum: int) -> None:
         """Send a signal to its process group; never blocks."""
@@ -220,16 +220,19 @@ class RemoteHost:
         """Signal the group of a process; never blocks. Does nothing if the host is lost."""
         self.client.post(wire.Signal(proc_id, signum))
 
-    async def state_of(self, pid: int) -> ProcessState | None:
+    async def state_of(self, pid: int, record: str = "") -> ProcessState | None:
         """Return the state of a process there, or of its spawners (0); None if the agent is lost."""
         try:
-            received = await self.client.ask(lambda request: wire.StateOf(request, pid))
+            received = await self.client.ask(lambda request: wire.StateOf(request, pid, record))
         except (SpawnerLostError, OSError, LimitExceeded):
             return None
         known = received.record
         if not isinstance(known, wire.StateKnown):
             return None
-        return ProcessState(known.state, known.cpu_seconds, known.memory_bytes)
+        actors = tuple[ActorRow, ...]()
+        with suppress(ProtocolError):  # an observation ends no run
+            actors = observed.decode_actors(known.actors) if known.actors else ()
+        return ProcessState(known.state, known.cpu_seconds, known.memory_bytes, actors)
 
     async def machine(self) -> HostRow | None:
         """See `ServedHost.machine`: its agent answers."""
@@ -334,6 +337,8 @@ class RemoteHost:
         if self.loss is not None:
             return
         self.loss = HostLoss(self.name, reason, text, self.point)
+        if self._proc.family is not None:
+            self._proc.family.lost_hosts[self.name] = text
         self._agents.part(self)
         self._pipe.lose(text)
         self._ready.set()
@@ -395,6 +400,7 @@ async def open_remote_host(
     siblings.add_far(host.client, host.place)
     agents.add(host)
     family.remotes.append(host)
+    family.lost_hosts.pop(name, None)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(host.serve, nursery)

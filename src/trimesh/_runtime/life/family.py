@@ -56,6 +56,7 @@ class Family:
         root: The controller, or None in the controller itself.
         own_mesh: The process mesh that this one is a member of, as described by its owner; None in the controller.
         remotes: Hosts that agents serve for this process, in the order of joining.
+        lost_hosts: Names of hosts that were lost and are not replaced, each with the reason.
         siblings: Spawners and agents of this process if it is the controller on a real machine; else None.
         neighbours: Other programs that this one has connected to, by the id of their controller.
         clients: Controllers of other programs that have connected to this one.
@@ -77,6 +78,7 @@ class Family:
         self.own_mesh: MeshInfo | None = None
         self.parent_lost = trio.Event()
         self.remotes = list[ServedHost]()
+        self.lost_hosts: dict[str, str] = {}
         self.siblings: Siblings | None = None
         self.neighbours: dict[ProcId, ProgramConnection] = {}
         self.clients = set[ProcId]()

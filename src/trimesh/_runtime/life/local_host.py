@@ -56,7 +56,8 @@ class LocalChild:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def kernel_state(self) -> ProcessState | None:
+    async def kernel_state(self, record: str = "") -> ProcessState | None:
+        del record
         await trio.lowlevel.checkpoint()
         return ProcessState(process_state(self.pid))
 

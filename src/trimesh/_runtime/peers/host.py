@@ -17,7 +17,7 @@ from trimesh.ids import ProcId
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
-    from trimesh._wire.observed import HostRow
+    from trimesh._wire.observed import ActorRow, HostRow
 
 
 class LaunchRequest(msgspec.Struct, frozen=True):
@@ -73,11 +73,13 @@ class ProcessState(NamedTuple):
     Attributes:
         letter: Its state; empty if it is gone.
         cpu_seconds, memory_bytes: As in `ProcRow`.
+        actors: Its actors, from its flight record.
     """
 
     letter: str
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
+    actors: tuple[ActorRow, ...] = ()
 
 
 class HostChild(Protocol):
@@ -113,8 +115,11 @@ class HostChild(Protocol):
         """Return the kernel state of its spawner, as `kernel_state` does."""
         ...
 
-    async def kernel_state(self) -> ProcessState | None:
+    async def kernel_state(self, record: str = "") -> ProcessState | None:
         """Return its state from the host's kernel; None if the host does not reply.
+
+        Args:
+            record: Its flight record, if its actors are wanted, too.
 
         Waits for the host's reply.
         """
@@ -193,13 +198,7 @@ class PreloadingHost(msgspec.Struct, frozen=True):
 
 
 class ServedHost(Host, Protocol):
-    """A machine that an agent serves for this process.
-
-    Attributes:
-        loss: Loss of the host; None while it serves.
-    """
-
-    loss: HostLoss | None
+    """A machine that an agent serves for this process."""
 
     async def machine(self) -> HostRow | None:
         """Return the figures of the machine; None if its agent is lost. Waits for its reply."""

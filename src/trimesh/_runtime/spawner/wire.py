@@ -183,10 +183,12 @@ class StateOf(Record, frozen=True, tag=True):
     Attributes:
         request: Number of this request on this connection.
         pid: Pid of the process; 0 for the spawners there: the state of one that is stopped, if there is one.
+        record: Its flight record, on the controller's host; empty if its actors are not wanted.
     """
 
     request: Request
     pid: Count
+    record: str = ""
 
 
 class MachineOf(Record, frozen=True, tag=True):
@@ -287,12 +289,19 @@ class Flushed(Record, frozen=True, tag=True):
 
 
 class StateKnown(Record, frozen=True, tag=True):
-    """Answer to `StateOf`: the kernel's letter, empty where there is no such process; processor time and memory."""
+    """Answer to `StateOf`.
+
+    Attributes:
+        state: The kernel's letter, empty where there is no such process.
+        cpu_seconds, memory_bytes: Its processor time and memory.
+        actors: Encoded `ActorRow`s of its flight record.
+    """
 
     request: Request
     state: str
     cpu_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
     memory_bytes: Count = 0
+    actors: bytes = b""
 
 
 class MachineKnown(Record, frozen=True, tag=True):

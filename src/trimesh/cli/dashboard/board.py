@@ -1,7 +1,7 @@
 """Board: the page's view of a run at one moment, computed from two snapshots; PURE.
 
 GD-1 A process is a letter by its state. An actor has the letter of its process, unless the process is well; then the
-     letter shows the actor's activity.
+     letter shows the actor's activity. One whose calls wait for each other is marked, if its process is well.
 GD-2 A mesh with too few of the points of its extent is drawn as a row of its members.
 GD-3 An actor mesh is drawn on the card of the process mesh that has most of its members.
 GD-4 A process that does not answer keeps the memory and the actors that were last seen.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -42,7 +42,7 @@ from trimesh.observe import (
     WaitGraph,
     activity_between,
 )
-from trimesh.observe.run_snapshot import FINE
+from trimesh.observe.run_snapshot import FINE, HostActivity, hosts_between
 from trimesh.observe.sums import RunSums, sum_run
 
 PROC_LETTERS: Final = {
@@ -57,6 +57,7 @@ PROC_LETTERS: Final = {
 """Letters of process states; capitals are problems."""
 
 IDLE, BUSY, WAITED_FOR, ENDED, MISSING = "i", "b", "q", "x", "."
+DEADLOCKED: Final = "W"
 
 _SPARSE: Final = 4
 _MIB: Final = 1 << 20
@@ -120,11 +121,15 @@ def grids(
     activities: Sequence[ProcActivity],
     actors: Sequence[ActorRow],
     calls: Sequence[CallRow],
+    used: Mapping[str, float] | None = None,
+    deadlocked: Collection[str] = (),
 ) -> tuple[list[Placed], int]:
     """Return the meshes of a run, those with failures first, and the number of omitted ones.
 
     Args:
         activities, actors, calls: Rows of the run.
+        used: Cores that each process uses, by id.
+        deadlocked: Names of actors whose calls wait for each other.
     """
     doing = {one.proc.id: one for one in activities}
     proc_meshes, actor_meshes = defaultdict[str, list[ProcRow]](list), defaultdict[str, list[ActorRow]](list)
@@ -137,8 +142,8 @@ def grids(
         for key in (call.name, call.proc):
             if key not in oldest or oldest[key].age < call.age:
                 oldest[key] = call
-    found = [_proc_grid(name, rows, doing, oldest) for name, rows in proc_meshes.items()]
-    found += [_actor_grid(name, rows, doing, oldest) for name, rows in actor_meshes.items()]
+    found = [_proc_grid(name, rows, doing, oldest, used or {}, deadlocked) for name, rows in proc_meshes.items()]
+    found += [_actor_grid(name, rows, doing, oldest, deadlocked) for name, rows in actor_meshes.items()]
     found.sort(key=lambda one: (_failed(one.grid) == 0, one.grid.kind != "procs", -len(one.names), one.grid.name))
     return found[: limits.PAGE_MESHES_MAX], max(0, len(found) - limits.PAGE_MESHES_MAX)
 
@@ -152,10 +157,12 @@ def _proc_grid(
     rows: Sequence[ProcRow],
     doing: Mapping[str, ProcActivity],
     oldest: Mapping[str, CallRow],
+    used: Mapping[str, float],
+    deadlocked: Collection[str],
 ) -> Placed:
     labels, sizes, cells = _arranged(rows)
     found = [None if row is None else doing[row.id] for row in cells]
-    letters = "".join(MISSING if one is None else PROC_LETTERS.get(one.proc.state, "r") for one in found)
+    letters = "".join(MISSING if one is None else _proc_letter(one, deadlocked) for one in found)
     grid = Grid(
         name=name,
         kind="procs",
@@ -177,10 +184,14 @@ def _proc_grid(
 
 
 def _actor_grid(
-    name: str, rows: Sequence[ActorRow], doing: Mapping[str, ProcActivity], oldest: Mapping[str, CallRow]
+    name: str,
+    rows: Sequence[ActorRow],
+    doing: Mapping[str, ProcActivity],
+    oldest: Mapping[str, CallRow],
+    deadlocked: Collection[str],
 ) -> Placed:
     labels, sizes, cells = _arranged(rows)
-    letters = "".join(MISSING if row is None else _actor_letter(row, doing.get(row.proc)) for row in cells)
+    letters = "".join(MISSING if row is None else _actor_letter(row, doing.get(row.proc), deadlocked) for row in cells)
     homes = Counter(doing[row.proc].proc.mesh or doing[row.proc].proc.name for row in rows if row.proc in doing)
     calls = [None if row is None else oldest.get(row.name) for row in cells]
     grid = Grid(
@@ -207,9 +218,17 @@ def _endpoints(oldest: Mapping[str, CallRow], keys: Sequence[str]) -> tuple[str,
     return tuple(oldest[key].endpoint if key in oldest else "" for key in keys)
 
 
-def _actor_letter(actor: ActorRow, doing: ProcActivity | None) -> str:
+def _proc_letter(doing: ProcActivity, deadlocked: Collection[str]) -> str:
+    if doing.proc.state in FINE and any(name in deadlocked for name in doing.actors):
+        return DEADLOCKED
+    return PROC_LETTERS.get(doing.proc.state, "r")
+
+
+def _actor_letter(actor: ActorRow, doing: ProcActivity | None, deadlocked: Collection[str]) -> str:
     if doing is not None and doing.proc.state not in FINE:
         return PROC_LETTERS.get(doing.proc.state, "r")
+    if actor.name in deadlocked:
+        return DEADLOCKED
     if actor.state != "serving":
         return "s" if actor.state == "starting" else ENDED
     return WAITED_FOR if actor.queued else BUSY if actor.running else IDLE
@@ -291,6 +310,12 @@ class WaitPicture(msgspec.Struct, frozen=True, kw_only=True):
     boxes: tuple[WaitBox, ...] = ()
     arrows: tuple[tuple[int, int, int], ...] = ()
     left_out: int = 0
+
+
+def deadlocked_members(seen: RunSnapshot) -> set[str]:
+    """Return the names of members whose calls wait for each other."""
+    graph = WaitGraph(seen)
+    return {graph.calls[call_id].name for one in graph.culprits() for call_id in one.cycle}
 
 
 def wait_picture(seen: RunSnapshot) -> WaitPicture:
@@ -457,25 +482,37 @@ class SeenRun(msgspec.Struct, frozen=True):
         snapshot: Snapshot of the run.
         placed: Its meshes, with the members in their cells.
         activities: Activity of each process.
+        cores: Cores that each process uses, by id.
+        hosts: Activity of each machine.
     """
 
     board: Board
     snapshot: RunSnapshot
     placed: tuple[Placed, ...]
     activities: tuple[ProcActivity, ...]
+    cores: dict[str, float] = {}
+    hosts: tuple[HostActivity, ...] = ()
 
 
-def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int = 0) -> SeenRun:
+def see(
+    later: RunSnapshot,
+    earlier: RunSnapshot | None = None,
+    *,
+    number: int = 0,
+    cores: Mapping[str, float] | None = None,
+) -> SeenRun:
     """Compute the board of a run.
 
     Args:
         later: Snapshot of the run now.
         earlier: The previous snapshot, for rates; without it all rates are 0.
         number: Number of the board.
+        cores: Cores that each process uses, by id, if there is no previous snapshot to count from.
     """
     later = _with_last_known(later, earlier)
     activities = activity_between(later, earlier)
-    placed, meshes_cut = grids(activities, later.actors, later.calls)
+    used = cores_used(later, earlier) or dict(cores or {})
+    placed, meshes_cut = grids(activities, later.actors, later.calls, used, deadlocked_members(later))
     wrong = problems(later)
     groups = call_groups(later.calls)
     names = {proc.id: proc.name for proc in later.procs}
@@ -510,7 +547,18 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
         events=tuple(reversed(later.events[-most:])),
         left_out={table: count for table, count in left_out.items() if count},
     )
-    return SeenRun(board, later, tuple(placed), tuple(activities))
+    return SeenRun(board, later, tuple(placed), tuple(activities), used, tuple(hosts_between(later, earlier)))
+
+
+def cores_used(later: RunSnapshot, earlier: RunSnapshot | None) -> dict[str, float]:
+    """Return the cores that each process has used between two snapshots, by its id; none for one of them without it."""
+    if earlier is None or later.taken_at <= earlier.taken_at:
+        return {}
+    before = {proc.id: proc.cpu_seconds for proc in earlier.procs if proc.cpu_seconds}
+    seconds = later.taken_at - earlier.taken_at
+    return {
+        proc.id: max(0.0, proc.cpu_seconds - before[proc.id]) / seconds for proc in later.procs if proc.id in before
+    }
 
 
 def _with_last_known(later: RunSnapshot, earlier: RunSnapshot | None) -> RunSnapshot:

@@ -53,6 +53,7 @@ class ShownRun(Protocol):
     def cancel(self, call_id: str) -> None: ...
     def has_ended(self) -> bool: ...
     def cause(self) -> Cause | None: ...
+    def cores(self) -> dict[str, float]: ...
     def close(self) -> None: ...
 
 
@@ -130,7 +131,8 @@ class PageFeed:
             self.curves.newest, samples = self._source.samples(self.curves.newest)
             self.curves.add(samples)
         self.curves.look(later)
-        seen = see(later, None if before is None else before.snapshot, number=self._number + 1)
+        earlier = None if before is None else before.snapshot
+        seen = see(later, earlier, number=self._number + 1, cores=self._source.cores())
         sums = _timed(seen, before)
         board = msgspec.structs.replace(seen.board, sums=sums, curves=len(self.curves))
         seen = msgspec.structs.replace(seen, board=board)
@@ -249,6 +251,10 @@ class RunSource:
         with suppress(ConnectError):
             return autopsy(pid=self.pid).cause
         return None
+
+    def cores(self) -> dict[str, float]:
+        """Return nothing: the cores that processes use are counted between snapshots."""
+        return {}
 
     def close(self) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """Hosts of a run and the processes on them, for the page; PURE.
 
-HT-1 Numbers of a host are those of the run's processes there, without other programs.
+HT-1 A host has figures of the machine, with all programs, and beside them those of the run's processes there.
 HT-2 Processes with problems come first, then those with the largest value of a column.
 """
 
@@ -14,8 +14,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh.cli.dashboard.board import SeenRun
-from trimesh.observe import HostRow
-from trimesh.observe.run_snapshot import FINE
+from trimesh.observe.run_snapshot import FINE, HostActivity
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +36,13 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostUse(Use, frozen=True, kw_only=True):
-    """One host, and what the run's processes there use."""
+    """One host, and what the run's processes there use.
 
-    host: HostRow
+    Attributes:
+        machine: The machine, with all its programs.
+    """
+
+    machine: HostActivity
 
 
 class ProcUse(Use, frozen=True, kw_only=True):
@@ -55,12 +58,14 @@ class HostTable(msgspec.Struct, frozen=True, kw_only=True):
     """Hosts and processes.
 
     Attributes:
-        hosts: The hosts, those with problems first.
+        hosts: The hosts, those with problems first, at most `limits.PAGE_HOSTS_MAX`.
+        hosts_left_out: Number of further hosts.
         procs: Processes, at most `limits.PAGE_ROWS_MAX`.
         left_out: Number of further processes.
     """
 
     hosts: tuple[HostUse, ...] = ()
+    hosts_left_out: int = 0
     procs: tuple[ProcUse, ...] = ()
     left_out: int = 0
 
@@ -81,7 +86,7 @@ def host_table(seen: SeenRun, sort: str = "memory", name: str = "") -> HostTable
     Args:
         seen: The run.
         sort: A column: "memory", "cpu", "gpu", "nbytes", "name" or "host".
-        name: Part of the name or host of the processes to return.
+        name: Part of the name or host of the processes to return; hosts have that name, or one of these processes.
 
     Raises:
         ValueError: There is no such column.
@@ -105,16 +110,22 @@ def host_table(seen: SeenRun, sort: str = "memory", name: str = "") -> HostTable
     on = defaultdict[str, list[ProcUse]](list)
     for proc in procs:
         on[proc.host].append(proc)
-    hosts = [_use(host, on[host.name]) for host in seen.snapshot.hosts]
     wanted = [one for one in procs if name in one.name or name in one.host]
     wanted.sort(key=lambda one: (one.state in FINE, _KEYS[sort](one)))
-    most = limits.PAGE_ROWS_MAX
-    return HostTable(hosts=tuple(hosts[:most]), procs=tuple(wanted[:most]), left_out=max(0, len(wanted) - most))
+    there = {one.host for one in wanted}
+    hosts = [_use(one, on[one.host.name]) for one in seen.hosts if name in one.host.name or one.host.name in there]
+    shown, most = limits.PAGE_HOSTS_MAX, limits.PAGE_ROWS_MAX
+    return HostTable(
+        hosts=tuple(hosts[:shown]),
+        hosts_left_out=max(0, len(hosts) - shown),
+        procs=tuple(wanted[:most]),
+        left_out=max(0, len(wanted) - most),
+    )
 
 
-def _use(host: HostRow, procs: list[ProcUse]) -> HostUse:
+def _use(machine: HostActivity, procs: list[ProcUse]) -> HostUse:
     return HostUse(
-        host=host,
+        machine=machine,
         cpu=round(sum(one.cpu for one in procs), 3),
         memory=sum(one.memory for one in procs),
         gpu=max((one.gpu for one in procs), default=0),

@@ -22,7 +22,7 @@ from trimesh.cli.dashboard.feed import PageFeed, RunSource, ShownRun
 from trimesh.errors import ConnectError, ProtocolError
 from trimesh.observe import Cause, OutputRow, RunSnapshot, SampleRow, autopsy, query, runs
 from trimesh.observe.past import Past, read_past
-from trimesh.observe.run_snapshot import is_alive_run, recorded_runs
+from trimesh.observe.run_snapshot import is_alive_run, read_records, recorded_runs
 
 _HEAD_BYTES: Final = flight.PAGE_BYTES
 
@@ -114,6 +114,18 @@ class DeadRun:
 
     def cause(self) -> Cause | None:
         return self._autopsy.cause
+
+    def cores(self) -> dict[str, float]:
+        """Return the cores that each process used at its end, by id: between its last two samples of itself."""
+        found = dict[str, float]()
+        with suppress(ConnectError):
+            for proc_id, one in read_records(self._folder.path).flights.items():
+                views = [record for record in one.records if isinstance(record, flight.SeenView)]
+                if len(views) > 1:
+                    before, last = views[-2:]
+                    used = last.view.proc.cpu_seconds - before.view.proc.cpu_seconds
+                    found[proc_id] = max(0.0, used) / max(1e-3, last.at - before.at)
+        return found
 
     def close(self) -> None:
         """Do nothing: no file is open."""

@@ -100,8 +100,9 @@ class SimChild:
         await trio.lowlevel.checkpoint()
         return None
 
-    async def kernel_state(self) -> ProcessState | None:
+    async def kernel_state(self, record: str = "") -> ProcessState | None:
         """See `HostChild.kernel_state`: a simulated process sleeps."""
+        del record
         await trio.lowlevel.checkpoint()
         return ProcessState("S")
 

@@ -7,6 +7,7 @@ export const WORDS = {
   L: "silent",
   T: "stopped",
   S: "stuck",
+  W: "deadlocked",
   q: "calls wait",
   b: "busy",
   r: "running",
@@ -22,6 +23,7 @@ export const MEANINGS = {
   L: "runs no Python code: C code holds the GIL, or it waits in the operating system",
   T: "stopped by a signal or a debugger",
   S: "computes without a checkpoint: its Trio loop does not run",
+  W: "its call waits, over other calls, for itself",
   q: "calls wait in the mailbox of this actor",
   b: "a call runs in this actor",
   r: "its Trio loop runs",
@@ -34,7 +36,7 @@ export const MEANINGS = {
 
 export const LETTERS_OF = { dead: "D", silent: "L", stopped: "T", stuck: "S", running: "r", starting: "s", exiting: "e" };
 
-export const isWrong = (letter) => letter === "D" || letter === "L" || letter === "T" || letter === "S";
+export const isWrong = (letter) => letter === "D" || letter === "L" || letter === "T" || letter === "S" || letter === "W";
 
 // What a cell can be coloured by besides its state, and the bars of a cell that has room for them. A value is a share of
 // the largest one, or of `full`: darker on light, lighter on dark, so without hue.
@@ -182,6 +184,14 @@ function drawState(pen, letter, side) {
     case "T": // two bars, as of a tape that is held
       fill(c.stopped);
       lines(c.mark, thick, [a + wide * 0.32, a + inset, a + wide * 0.32, b - inset], [b - wide * 0.32, a + inset, b - wide * 0.32, b - inset]);
+      break;
+    case "W": // a ring, as of calls that wait for each other
+      fill(c.stuck);
+      pen.strokeStyle = c.mark;
+      pen.lineWidth = thick * 1.2;
+      pen.beginPath();
+      pen.arc(middle, middle, wide * 0.28, 0, 7);
+      pen.stroke();
       break;
     case "D": // a cross
       fill(c.dead);

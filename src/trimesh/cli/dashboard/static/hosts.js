@@ -1,13 +1,15 @@
-// Hosts and what the processes of the run use there; below them the processes.
+// Hosts: a card of each machine with its figures and those of the run there; below them the processes.
 
 import { html, useEffect, useState } from "./markup.js";
 import { ask } from "./run.js";
 import { Sample } from "./meshes.js";
 import { LETTERS_OF } from "./cells.js";
 import { Name, Table } from "./table.js";
-import { count, rounded, size } from "./format.js";
+import { count, many, rounded, size } from "./format.js";
 
-let kept = { hosts: [], procs: [], left_out: 0 };
+const NEARLY = 0.95; // a share of memory or of a file system from which it counts as full
+
+let kept = { hosts: [], hosts_left_out: 0, procs: [], left_out: 0 };
 
 export function Hosts({ store }) {
   const [sort, setSort] = useState("memory");
@@ -24,17 +26,19 @@ export function Hosts({ store }) {
       (problem) => setError(problem.message),
     );
   }, [board.number, sort, filter]);
+  const key = `${board.state} ${store.scheme} ${sort}`;
+  if (kept.key !== key) { // an answer is drawn once: not again by a board that comes before the next one
+    kept.key = key;
+    kept.drawn = drawn(board.state === "live", store.scheme, sort, setSort);
+  }
+  return html`${error && board.state === "live" && html`<p class="cut">${error}</p>`}${kept.drawn}`;
+}
+
+function drawn(isLive, scheme, sort, setSort) {
   const hasGpus = kept.hosts.some((one) => one.gpu_memory);
   const gpu = (one) => (hasGpus ? [one.gpu_memory ? `${one.gpu} %` : "", one.gpu_memory ? size(one.gpu_memory) : ""] : []);
-  return html`${error && board.state === "live" && html`<p class="cut">${error}</p>`}
-    <${Table}
-      heads=${["host", "state", "#processes", "#not running", "#CPU, in cores", "#memory", ...(hasGpus ? ["#GPU", "#GPU memory"] : []), "#network/s", "session"]}
-      rows=${kept.hosts.map((one) => [
-        one.host.name || "this host", html`<${State} host=${one.host} />`,
-        count(one.host.procs), one.host.failed || "", rounded(one.cpu), size(one.memory), ...gpu(one), size(one.nbytes),
-        one.host.is_insecure ? html`<span class="wrong">without TLS</span>` : "",
-      ])}
-    />
+  return html`<div class="hosts">${kept.hosts.map((one) => html`<${Host} key=${one.machine.host.name} use=${one} isLive=${isLive} />`)}</div>
+    ${kept.hosts_left_out > 0 && html`<p class="dim">${count(kept.hosts_left_out)} more hosts are not shown: filter</p>`}
     <h2>processes ${kept.left_out > 0 && html`<span class="dim">${count(kept.left_out)} more are not shown: sort or filter</span>`}</h2>
     <${Table}
       heads=${["process", "host", "#pid", "state", "#CPU", "#memory", ...(hasGpus ? ["#GPU", "#GPU memory"] : []), "#network/s"]}
@@ -42,14 +46,66 @@ export function Hosts({ store }) {
       sort=${sort}
       onSort=${setSort}
       rows=${kept.procs.map((one) => [
-        html`<${Name} name=${one.name} />`, one.host || "this host", one.pid, html`<${Sample} letter=${LETTERS_OF[one.state] || "r"} scheme=${store.scheme} /> ${one.state}`,
+        html`<${Name} name=${one.name} />`, one.host || "this host", one.pid, html`<${Sample} letter=${LETTERS_OF[one.state] || "r"} scheme=${scheme} /> ${one.state}`,
         `${Math.round(one.cpu * 100)} %`, size(one.memory), ...gpu(one), size(one.nbytes),
       ])}
     />`;
 }
 
+function Host({ use, isLive }) {
+  const { host, cpu, received, sent } = use.machine;
+  const used = host.memory_bytes - host.memory_free_bytes;
+  return html`<section class="card host" aria-label=${`host ${host.name || "this host"}`}>
+    <header><h2>${host.name || "this host"}</h2>${isLive && html`<${State} host=${host} />`}</header>
+    ${host.at > 0 && html`<dl>
+      <${Figure} name="CPU" share=${cpu === null ? null : cpu / host.cpus} text=${`${cpu === null ? "–" : rounded(cpu)} of ${many(host.cpus, "core")}`} />
+      <${Figure} name="memory" share=${used / host.memory_bytes} most=${NEARLY} text=${`${size(used)} of ${size(host.memory_bytes)}`} />
+      ${host.gpus.map((gpu, at) => html`<${Figure} key=${at} name=${`GPU ${gpu.index}`} title=${gpu.name} share=${gpu.percent < 0 ? null : gpu.percent / 100} text=${gpuText(gpu)} />`)}
+      ${host.disks.map((disk) => html`<${Figure} key=${disk.path} name=${disk.path} share=${1 - disk.free_bytes / disk.nbytes} most=${NEARLY} text=${`${size(disk.free_bytes)} free of ${size(disk.nbytes)}`} />`)}
+      <${Figure} name="network" text=${received === null ? "–" : `${size(received)}/s in, ${size(sent)}/s out`} />
+    </dl>`}
+    <p><b>this run:</b> ${runText(use)}</p>
+    <p class="dim">${[agentText(host), versions(host)].filter(Boolean).join(" · ")}</p>
+  </section>`;
+}
+
+function Figure({ name, title, share = null, most = 2, text }) {
+  return html`<dt title=${title}>${name}</dt>
+    <dd>
+      ${share !== null && html`<span class=${`bar ${share >= most ? "full" : ""}`} aria-hidden="true"><span style=${{ width: `${Math.min(100, Math.max(0, 100 * share))}%` }}></span></span>`}
+      <span class=${share >= most ? "wrong" : ""}>${text}</span>
+    </dd>`;
+}
+
+function gpuText({ percent, used_bytes: used, memory_bytes: memory, celsius }) {
+  return [percent < 0 ? "" : `${percent} %`, `${size(used)} of ${size(memory)}`, celsius < 0 ? "" : `${celsius} °C`].filter(Boolean).join(", ");
+}
+
+function runText(use) {
+  const { host } = use.machine;
+  if (!host.procs) return "no process";
+  const parts = [`${many(host.procs, "process")}${host.failed ? `, ${count(host.failed)} not running` : ""}`];
+  if (host.failed === host.procs && !use.memory) return parts[0];
+  parts.push(`${rounded(use.cpu)} cores`, size(use.memory));
+  if (use.gpu_memory) parts.push(`${size(use.gpu_memory)} on GPUs`);
+  return [...parts, `${size(use.nbytes)}/s on links`].join(", ");
+}
+
+function agentText({ agent, pid }) {
+  return agent ? (pid ? `agent ${pid} ${agent}` : "") : pid ? `controller ${pid}` : "";
+}
+
+function versions({ trimesh, python, torch, kernel }) {
+  if (!kernel) return "";
+  return [`trimesh ${trimesh}`, `Python ${python}`, ...torch.map((one) => `torch ${one}`), `Linux ${kernel}`].join(" · ");
+}
+
 function State({ host }) {
-  if (host.state === "silent") return html`<span class="wrong">does not answer</span>`;
-  if (host.failed === host.procs) return html`<span class="wrong">no process runs</span>`;
-  return host.state;
+  const parts = [];
+  if (host.agent === "lost") parts.push(html`<span class="wrong">lost: ${host.said}</span>`);
+  else if (host.agent === "silent" || host.state === "silent") parts.push(html`<span class="wrong">its agent does not answer</span>`);
+  else if (host.procs && host.failed === host.procs) parts.push(html`<span class="wrong">no process runs</span>`);
+  else parts.push(html`<span>${host.state}</span>`);
+  if (host.is_insecure) parts.push(html`<span class="wrong">without TLS</span>`);
+  return parts;
 }

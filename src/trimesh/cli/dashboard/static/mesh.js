@@ -231,7 +231,7 @@ function bar(pen, grid, cell, key, x, y, wide, high) {
   pen.fillStyle = c.line;
   pen.fillRect(x, y, wide, high);
   const share = (valuesOf(grid, key)[cell] || 0) / fullOf(grid, key);
-  pen.fillStyle = isWrong(grid.letters[cell]) ? c.dim : c.busy; // last known
+  pen.fillStyle = isWrong(grid.letters[cell]) && grid.letters[cell] !== "W" ? c.dim : c.busy; // last known
   pen.fillRect(x, y, Math.max(share > 0 ? 1 : 0, wide * share), high);
 }
 

@@ -31,6 +31,6 @@ function Run({ one }) {
     ${one.began_at > 0 && html`<time>${day(one.began_at)}</time>`}
     <span class="command">${shortened(one.command)}</span>
     ${one.host && html`<span class="dim">on ${one.host}</span>`}
-    ${!one.is_alive && html`<p><b>${one.kind}</b> ${one.text}</p>`}
+    ${!one.is_alive && html`<p>${one.kind !== "none" && html`<b>${one.kind}</b>`} ${one.text}</p>`}
   </li>`;
 }
