@@ -21,7 +21,7 @@ import time
 import trio
 
 import trimesh
-from trimesh import Actor, Isolate, endpoint, this_host
+from trimesh import Actor, Isolate, endpoint, jobs, this_host
 
 
 class Trainer(Actor):
@@ -43,7 +43,8 @@ class Generator(Actor):
 async def main() -> None:
     async with (
         this_host().spawn_procs({"hosts": 4, "gpus": 8}, name="trainers") as procs,
-        this_host().spawn_procs({"replica": 8}, name="generators", supervision=Isolate()) as others,
+        jobs.LocalJob(2) as hosts,
+        hosts.spawn_procs({"replica": 4}, name="generators", supervision=Isolate()) as others,
         trio.open_nursery() as nursery,
     ):
         trainers = await procs.spawn("trainer", Trainer)
@@ -59,7 +60,7 @@ async def main() -> None:
         nursery.start_soon(generate)
         for batch in range(100):
             if batch == 60:
-                await others.kill([{"replica": 2}])
+                await others.kill([{"hosts": 0, "replica": 2}])
             await trainers.step.call(batch)
 
 
@@ -78,7 +79,7 @@ async def shoot(pictures: Path) -> None:
         program = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs meanwhile
             ["python", "train.py"], cwd=name, env=environment, stderr=subprocess.DEVNULL
         )
-        await trio.sleep(10)  # it has begun, and its stuck rank counts as stuck
+        await trio.sleep(12)  # it has begun, and its stuck rank counts as stuck
         dashboard = subprocess.Popen(  # noqa: ASYNC220
             ["trimesh", "dashboard"], env=environment, stdout=subprocess.PIPE, text=True
         )
@@ -97,7 +98,10 @@ async def shoot(pictures: Path) -> None:
                     await tab.until("document.querySelectorAll('.curves canvas').length")
                     await trio.sleep(1)  # the charts are drawn
                     await tab.picture(pictures / "page.png", width=WIDTH, height=HEIGHT)
-                    await tab.press("Escape", "4")
+                    await tab.press("Escape", "6")
+                    await tab.until("document.querySelectorAll('.host dd').length > 3")
+                    await tab.picture(pictures / "page-hosts.png", width=WIDTH, height=HEIGHT)
+                    await tab.press("4")
                     seconds = "document.querySelectorAll('.controls select')[1]"
                     await tab.eval(f"({seconds}.value = 30, {seconds}.dispatchEvent(new Event('change')))")
                     await tab.until("document.querySelectorAll('.tasks tbody tr').length > 1")

@@ -373,7 +373,7 @@ def _host_cells(one: HostActivity) -> tuple[str, ...]:
     used = host.memory_bytes - host.memory_free_bytes
     gpus = [f"{gpu.percent} %" if gpu.percent >= 0 else size(gpu.used_bytes) for gpu in host.gpus]
     hottest = max((gpu.celsius for gpu in host.gpus), default=-1)
-    least = min(host.disks, key=lambda disk: disk.free_bytes, default=None)
+    least = min(host.disks, key=lambda disk: disk.free_bytes / max(1, disk.nbytes), default=None)
     return (
         clean(host.name),
         state,

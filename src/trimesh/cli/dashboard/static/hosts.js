@@ -88,7 +88,7 @@ function runText(use) {
   if (host.failed === host.procs && !use.memory) return parts[0];
   parts.push(`${rounded(use.cpu)} cores`, size(use.memory));
   if (use.gpu_memory) parts.push(`${size(use.gpu_memory)} on GPUs`);
-  return [...parts, `${size(use.nbytes)}/s on links`].join(", ");
+  return [...parts, `${size(use.nbytes)}/s on links`].map((part) => part.replaceAll(" ", "\u00a0")).join(", ");
 }
 
 function agentText({ agent, pid }) {
