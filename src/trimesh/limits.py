@@ -1087,7 +1087,7 @@ PAGE_RESOLVED_SECONDS: Final = 60.0
 """Age up to which a failure stays among the problems after its members were restarted; then it is in the events."""
 PAGE_ROWS_MAX: Final = 200
 """Rows of a table of the page: calls that differ in more than their member, links, events. Filters find others."""
-PAGE_HOSTS_MAX: Final = 32
+PAGE_HOSTS_MAX: Final = 24
 """Hosts of which the page shows all figures: some 70 elements each; with 200 processes a frame of 50 ms."""
 PAGE_NODES_MAX: Final = 150
 """Boxes in the picture of the wait graph; calls that differ in their member only are one."""

@@ -1,4 +1,4 @@
-"""Figures of this machine (MF-1, MF-2)."""
+"""Figures of this machine (FM-1, FM-2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.patience import HANG_SECONDS
 from tests.runtime import fake_nvml
 
 from trimesh import limits
-from trimesh._runtime.system.machine import Machine
+from trimesh._runtime.system.machine import MachineReader
 from trimesh._wire.observed import GPURow
 
 
@@ -21,18 +21,18 @@ async def test_gpus_of_the_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_SLICED", "1")
     monkeypatch.setenv("FAKE_HIDDEN", "2")
     monkeypatch.setattr(limits, "MACHINE_SECONDS", HANG_SECONDS)
-    row = await Machine(str(fake_nvml.build())).read()
+    row = await MachineReader(str(fake_nvml.build())).read()
     gib = 1 << 30
     whole = GPURow(index=0, name="Fake H1", percent=10, memory_bytes=80 * gib, used_bytes=gib, celsius=50)
     part = GPURow(index=1, name="Fake H1", percent=-1, memory_bytes=40 * gib, used_bytes=gib, celsius=51)
     assert row.gpus == (whole, part, part)
-    assert (await Machine("/missing.so").read()).gpus == ()
+    assert (await MachineReader("/missing.so").read()).gpus == ()
 
 
 async def test_hung_file_system_delays_no_answer(monkeypatch: pytest.MonkeyPatch):
-    """MF-1: the last figures are returned, with their time, and nothing else begins to wait for it."""
+    """FM-1: the last figures are returned, with their time, and nothing else begins to wait for it."""
     hung, is_over = threading.Event(), threading.Event()
-    machine = Machine()
+    machine = MachineReader()
     with trio.fail_after(HANG_SECONDS):
         monkeypatch.setattr(limits, "MACHINE_SECONDS", HANG_SECONDS)
         before = await machine.read()

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.host import ServedHost
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.system.machine import Machine
+    from trimesh._runtime.system.machine import MachineReader
     from trimesh._wire.messages import CallerPlace
     from trimesh.shape.extent import Point
 
@@ -594,7 +594,7 @@ class Inquiries:
         self._open: dict[int, Inquiry] = {}
         self._is_taking = False
         self._late = set[ProcId]()  # have not answered a query for samples
-        self._machine: Machine | None = None
+        self._machine: MachineReader | None = None
         proc.routes[messages.Observe] = self._take_question
         proc.routes[messages.Observed] = self._take_answer
         proc.routes[messages.Interrupt] = self._take_interrupt
@@ -618,10 +618,10 @@ class Inquiries:
 
     async def _ask_hosts(self, rows: list[observed.HostRow], seconds: float) -> None:
         """Add the row of this machine, and those of the machines that agents serve."""
-        from trimesh._runtime.system.machine import Machine  # noqa: PLC0415 - few runs are looked at
+        from trimesh._runtime.system.machine import MachineReader  # noqa: PLC0415 - few runs are looked at
 
         assert self._proc.family is not None
-        self._machine = self._machine or Machine(current().nvml)
+        self._machine = self._machine or MachineReader(current().nvml)
 
         async def ask(host: ServedHost) -> None:
             row = None

@@ -7,8 +7,10 @@ programs of this user. The command `trimesh` shows the same.
 from trimesh._wire.observed import (
     ActorRow,
     CallRow,
+    DiskRow,
     EndpointRow,
     EventRow,
+    GPURow,
     GrantRow,
     HoldRow,
     HostRow,
@@ -28,6 +30,7 @@ from trimesh.observe.post_mortem import Autopsy, Cause, DeadProc, LastCall, auto
 from trimesh.observe.prometheus import prometheus_text
 from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs, snapshot, watch
 from trimesh.observe.run_snapshot import (
+    HostActivity,
     ProcActivity,
     RunRecords,
     RunSnapshot,
@@ -35,6 +38,7 @@ from trimesh.observe.run_snapshot import (
     activity_between,
     calls_of,
     find_records,
+    hosts_between,
     read_record,
     read_records,
     shared_stacks,
@@ -51,10 +55,13 @@ __all__ = [
     "Culprit",
     "DeadProc",
     "DebugTerminal",
+    "DiskRow",
     "EndpointRow",
     "EventRow",
+    "GPURow",
     "GrantRow",
     "HoldRow",
+    "HostActivity",
     "HostRow",
     "JobRow",
     "JsonLogFormatter",
@@ -83,6 +90,7 @@ __all__ = [
     "calls_of",
     "find_records",
     "find_run",
+    "hosts_between",
     "kept_versions",
     "prometheus_text",
     "query",

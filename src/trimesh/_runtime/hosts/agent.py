@@ -52,12 +52,11 @@ from trimesh._runtime.system.records import (
     WorkerConfig,
 )
 from trimesh._wire import observed
-from trimesh.config import current
 from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.system.machine import Machine
+    from trimesh._runtime.system.machine import MachineReader
 
 _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
 
@@ -86,7 +85,7 @@ class HostAgent:
         self._casts = HostCasts(neighbours)
         self._pipe = pipe
         self._has_queued = trio.Event()
-        self._machine: Machine | None = None
+        self._machine: MachineReader | None = None
 
     async def serve(self) -> AgentEnd:
         """Serve until the controller stops it or is lost, or a spawner is lost; return the reason."""
@@ -150,9 +149,9 @@ class HostAgent:
         self._send(wire.StateKnown(question.request, state, cpu_seconds_of(pid), memory_of(pid), actors))
 
     async def _tell_machine(self, request: int) -> None:
-        from trimesh._runtime.system.machine import Machine  # noqa: PLC0415 - few runs are looked at
+        from trimesh._runtime.system.machine import MachineReader  # noqa: PLC0415 - few runs are looked at
 
-        self._machine = self._machine or Machine(current().nvml)
+        self._machine = self._machine or MachineReader(os.environ.get("TRIMESH_NVML", ""))
         self._send(wire.MachineKnown(request, observed.encode(await self._machine.read())))
 
     @trio.lowlevel.enable_ki_protection

@@ -1,8 +1,8 @@
 """Figures of this machine: processors, memory, network, file systems, GPUs; read when an observer asks for them.
 
-MF-1 Reads run in threads, one of each kind at a time. While a file system or a driver hangs, the last figures are
+FM-1 Reads run in threads, one of each kind at a time. While a file system or a driver hangs, the last figures are
      returned, with their time; neither the loop nor an exit waits.
-MF-2 What cannot be read is 0 or missing.
+FM-2 What cannot be read is 0 or missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WORKING: Final = (0, 1, 2, 5, 6)
 """Columns of /proc/stat with time in which a processor works: user, nice, system, irq, softirq."""
 
 
-class Machine:
+class MachineReader:
     """Reader of the figures of this machine.
 
     Args:
@@ -57,7 +57,8 @@ class Machine:
 
     @staticmethod
     async def _in_thread(read: Callable[[], None], one: trio.CapacityLimiter) -> None:
-        await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=one)
+        with suppress(Exception):  # an observation ends no run
+            await trio.to_thread.run_sync(read, abandon_on_cancel=True, limiter=one)
 
     def _read_files(self) -> None:
         memory = _memory()
