@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -242,7 +241,8 @@ def _run(path: str) -> int:
             print(error.code, file=sys.stderr)
             return 1
         return int(error.code or 0)
-    except BaseException:  # noqa: BLE001 - told as an interpreter does
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - printed as an interpreter does, without the frame of this function
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0

@@ -204,9 +204,9 @@ def test_actor_tree_falls_with_a_death_and_shows_its_way(tree: str) -> None:
 @pytest.mark.daily
 @pytest.mark.parametrize(("suite", "count"), [("test_my_actor.py", 6), ("test_rl_loop.py", 8)])
 def test_suite_to_start_from_passes(suite: str, count: int) -> None:
-    """As somebody else's pytest runs it, over simulated and over real processes, under fewer seeds."""
+    """As somebody else's pytest runs it, over simulated and over real processes, under one seed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin"]
-    command += ["-c", "/dev/null", "--rootdir", "examples", f"examples/{suite}", "--mesh-seeds", "3"]
+    command += ["-c", "/dev/null", "--rootdir", "examples", f"examples/{suite}", "--mesh-seeds", "1"]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
@@ -257,16 +257,14 @@ def test_training_from_parquet_loses_no_row_with_a_loader(example: Example) -> N
 
 
 @pytest.mark.torch
-def test_training_over_hosts_loses_nothing_by_the_loss_of_one(example: Example) -> None:
-    """`make demo HOSTS=2`: the host is replaced, and the loss at the end is that of a run without the accident."""
+def test_training_over_hosts_loses_nothing_by_the_loss_of_one(training: str, example: Example) -> None:
+    """`make demo HOSTS=2`: the host is replaced, and the loss at the end is that of as many processes on one host."""
     pytest.importorskip("cryptography")
     warned = r"procs: HostLost: the host [^\n]* was lost [^\n]*; restarting rank 2, 3 after [^\n]*\n"
-    options = ("--hosts", "2", "--steps", "8")
-    printed = example("train_bytes_on_hosts.py", *options, warns=warned)
-    undisturbed = example("train_bytes_on_hosts.py", *options, "--no-kill")
+    printed = example("train_bytes_on_hosts.py", "--hosts", "2", "--steps", "12", warns=warned)
     assert re.search(r"SIGKILL to process \d+\n.*HostLost at hosts\[hosts=1\]: agent exit", printed, re.DOTALL)
-    ends = [re.findall(r"8 steps done, final loss (\d\.\d{4})\n", one) for one in (printed, undisturbed)]
-    assert ends[0] == ends[1] != []
+    [loss] = re.findall(r"12 steps done, final loss (\d\.\d{4})\n", printed)
+    assert abs(float(loss) - losses(training)[12]) < 1e-3
 
 
 @pytest.mark.torch
@@ -334,7 +332,7 @@ def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: f
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("is_broken", [False, True], ids=["right", "broken"])
+@pytest.mark.parametrize("is_broken", [False, pytest.param(True, marks=pytest.mark.stress)], ids=["right", "broken"])
 def test_grpo_learns_by_its_rewards_alone_and_loses_no_work_by_a_death(is_broken: bool, example: Example) -> None:
     """With the rewards of other answers all else is the same, and nothing is learned."""
     options = ["--broken"] if is_broken else []

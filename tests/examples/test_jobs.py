@@ -25,24 +25,16 @@ PRINTED = ["2 hosts, 4 processes", *(str({"hosts": host, "gpus": gpu}) for host 
 def variables(shared: Path, **more: str) -> dict[str, str]:
     """Return the environment of a launcher, with the commands of this Python."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "SHARED": str(shared), "INTERFACE": "127.0.0.1", **more}
+    return {**os.environ, "PATH": path, "SHARED": str(shared), "INTERFACE": "127.0.0.1"} | more
 
 
 def start(environ: dict[str, str], command: list[str] = START) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-NAMES = [
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
-]
-
-
-@pytest.mark.parametrize(("rank_name", "size_name"), NAMES)
-def test_ranks_of_a_launcher_are_a_program_and_its_hosts(rank_name: str, size_name: str, tmp_path: Path) -> None:
-    """As mpirun, srun and SkyPilot number them; all end well, in whatever order they were started."""
-    ranks = [start(variables(tmp_path, **{rank_name: str(rank), size_name: "3"})) for rank in (2, 0, 1)]
+def test_ranks_of_a_launcher_are_a_program_and_its_hosts(tmp_path: Path) -> None:
+    """As mpirun numbers them; all end well, in whatever order they were started."""
+    ranks = [start(variables(tmp_path, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE="3")) for rank in (2, 0, 1)]
     ended = [(*one.communicate(timeout=SECONDS), one.returncode) for one in ranks]
     assert [code for *_, code in ended] == [0, 0, 0], ended
     assert ended[1][0].splitlines() == PRINTED
@@ -51,7 +43,21 @@ def test_ranks_of_a_launcher_are_a_program_and_its_hosts(rank_name: str, size_na
 TORCHRUN = shutil.which("torchrun", path=str(Path(sys.executable).parent))
 
 
+@pytest.mark.parametrize("name", ["RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "SKYPILOT_NODE_RANK"])
+def test_start_knows_the_ranks_of_each_launcher(name: str, tmp_path: Path) -> None:
+    """Which command each executes, by commands that print their arguments."""
+    for command in ("python", "trimesh"):
+        printing = tmp_path / command
+        printing.write_text('#!/bin/sh\necho "$(basename "$0") $*"\n')
+        printing.chmod(0o755)
+    (tmp_path / "door").write_text("here:1\n")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    shown = [start(variables(tmp_path, **{name: rank, "PATH": path})).communicate(timeout=SECONDS)[0] for rank in "01"]
+    assert shown == [f"python {START[1]}\n", f"trimesh host join here:1 --token-file {tmp_path}/tokens --line 1\n"]
+
+
 @pytest.mark.torch
+@pytest.mark.stress  # torchrun takes seconds to import torch, and numbers ranks as above
 @pytest.mark.skipif(TORCHRUN is None, reason="torch is an extra")
 def test_torchrun_starts_a_program_and_its_hosts(tmp_path: Path) -> None:
     """The command of the README, on one machine."""

@@ -20,12 +20,11 @@ from tests.rows import rows
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
 SHORTEST = "first_mesh.ipynb"
-OTHERS = [name for name in NAMES if name != SHORTEST]
 PROGRAM_SECONDS = 100.0
 
-each_notebook = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.torch if name == "tensors.ipynb" else ()) for name in NAMES]
-)
+NOTEBOOKS = [pytest.param(name, marks=[pytest.mark.torch] if name == "tensors.ipynb" else []) for name in NAMES]
+OTHERS = [one for one in NOTEBOOKS if one.values != (SHORTEST,)]
+each_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
 
 VARIES = re.compile(r"(?<=pid )\d+( on [\w.-]+)?|(?<=after )[\d.]+(?= s\n)")
 """Process ids, names of hosts and random delays of restarts."""
@@ -71,7 +70,9 @@ def test_each_name_is_bound_in_one_cell(name: str) -> None:
     assert [one for one, times in bound.items() if times > 1 and not one.startswith("_")] == []
 
 
-@pytest.mark.parametrize("name", [SHORTEST, *(pytest.param(name, marks=pytest.mark.stress) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name", [SHORTEST, *(pytest.param(*one.values, marks=[*one.marks, pytest.mark.stress]) for one in OTHERS)]
+)
 @pytest.mark.real
 @pytest.mark.skipif(importlib.util.find_spec("marimo") is None, reason="marimo is not installed")
 def test_marimo_runs_it_in_the_order_of_its_names(name: str, tmp_path: Path) -> None:

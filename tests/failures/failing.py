@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+from tests.program_template import Run
 
 HERE: Final = Path(__file__).parent
 PROGRAMS: Final = HERE / "programs"
@@ -111,6 +112,14 @@ def programs() -> list[Path]:
     return sorted(PROGRAMS.glob("*/*.py"))
 
 
+def run_copy(program: Path, run_program: Run) -> Failure:
+    """Run a program in a copy of an interpreter, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copy(program, folder))
+        done = run_program(copy, cwd=copy.parent, seconds=SECONDS)
+    return failure_of(program, done.returncode, done.stderr, copy)
+
+
 def run(program: Path, python: str = sys.executable) -> Failure:
     """Run a program as a user does, in a folder of its own."""
     unset = ("PYTHONUNBUFFERED", "COVERAGE_PROCESS_START")
@@ -136,9 +145,14 @@ def run(program: Path, python: str = sys.executable) -> Failure:
         finally:
             process.kill()
             process.communicate()
+    return failure_of(program, process.returncode, text, Path(copy))
+
+
+def failure_of(program: Path, status: int, text: str, copy: Path) -> Failure:
+    """Return what a program has printed, masked."""
     own = sum(frame["path"].startswith(_OWN) for frame in _FRAME.finditer(text))
-    shown = masked(text, program, Path(copy))
-    return Failure(program, process.returncode, shown, len(shown.splitlines()), own)
+    shown = masked(text, program, copy)
+    return Failure(program, status, shown, len(shown.splitlines()), own)
 
 
 def masked(text: str, program: Path, copy: Path) -> str:

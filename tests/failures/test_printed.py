@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.failures.failing import PRINTED, programs, run
+from tests.failures.failing import PRINTED, programs, run, run_copy
+from tests.program_template import Run
 
 pytestmark = pytest.mark.real
 
@@ -17,6 +18,15 @@ RECORDED_ON = (3, 11)
 
 
 DAILY = {"one/call_one", "many/init_on_8", "nest/endpoint_raises", "death/killed", "interrupt/nest", "one/asyncio_call"}
+COPIED = {"one", "many", "nest", "death", "mistake"}
+"""Kinds of programs of which most run in copies of one interpreter; the others need signals, or are about imports,
+stacks and sizes of a process of their own."""
+ALONE = {
+    *DAILY,
+    "death/segfault",
+    *(f"mistake/{name}" for name in ("argument_missing", "arguments_too_many", "extra_cli", "extra_torch")),
+    *(f"mistake/{name}" for name in ("hanging_init", "init_arguments", "time_sleep")),
+}
 
 
 def cases() -> Iterator[Any]:
@@ -28,11 +38,14 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("program", list(cases()))
-def test_failure_reads(program: Path) -> None:
+def test_failure_reads(program: Path, run_program: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     if program.parent.name == "notebook":
         pytest.importorskip("IPython", reason="IPython is not installed")
 
-    failure = run(program)
+    monkeypatch.setenv("NO_COLOR", "1")
+    kind = program.parent.name
+    is_copied = kind in COPIED and f"{kind}/{program.stem}" not in ALONE
+    failure = run_copy(program, run_program) if is_copied else run(program)
 
     assert failure.complaints == [], f"{'; '.join(failure.complaints)}\n{failure.text}"
     if sys.version_info[:2] == RECORDED_ON:

@@ -193,9 +193,9 @@ def test_number_and_bytes_of_rows_are_bounded(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_hour_of_a_simulated_run_keeps_file_and_memory_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Q15: under a virtual clock, by a history of ten minutes."""
-    monkeypatch.setattr(limits, "METRIC_SAMPLES_COLLECTED", 1_000)
+def test_long_simulated_run_keeps_file_and_memory_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Q15: under a virtual clock, by a history of two minutes."""
+    monkeypatch.setattr(limits, "METRIC_SAMPLES_COLLECTED", 200)
     path = tmp_path / "history.sqlite"
     seen = list[tuple[int, int]]()
 
@@ -203,14 +203,14 @@ def test_hour_of_a_simulated_run_keeps_file_and_memory_flat(tmp_path: Path, monk
         backend = SimBackend()
         async with backend.open(), backend.procs() as procs:
             trainers = await procs.spawn("trainers", Trainer)
-            history = HistoryFile(path, seconds=600.0)
+            history = HistoryFile(path, seconds=120.0)
             sink = SinkThread(history.write, "the history", is_inline=True)
             sampling = sampling_of(current_proc())
             sampling.add(sink)
-            for second in range(3_600):
+            for second in range(800):
                 await trainers.step.call(second)
                 await trio.sleep(1)
-                if second in (1_200, 3_599):
+                if second in (400, 799):
                     gc.collect()
                     seen.append((size_of(path), len(gc.get_objects())))
             sampling.remove(sink)
@@ -222,8 +222,8 @@ def test_hour_of_a_simulated_run_keeps_file_and_memory_flat(tmp_path: Path, monk
     assert late_bytes <= early_bytes * 1.1
     assert late_objects <= early_objects * 1.05
     steps = observe.query("select min(step), max(step) from samples", run=str(tmp_path)).rows
-    assert steps[0][1] >= 3_598
-    assert 2_900 < steps[0][0] < 3_100
+    assert steps[0][1] >= 798
+    assert 600 < steps[0][0] < 700
 
 
 def test_page_lists_the_tables():
