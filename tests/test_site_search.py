@@ -23,14 +23,34 @@ pytest.importorskip("mkdocs", reason="comes with the extra `docs`")
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
 
 
+PAGES = {
+    "index.md": "# Begin\n\nThis page links [another](reference/api/actors.md).\n",
+    "reference/api/actors.md": "# Actors\n\nRestarts have an intensity and a period.\n",
+}
+CONFIG = f"""
+INHERIT: {outside.ROOT}/website/mkdocs.yml
+docs_dir: docs
+site_dir: site
+hooks: []
+nav: null
+plugins: [search, offline]
+"""
+"""The site as it is, of a few pages: `make site` builds all."""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site."""
+    """Build a site."""
     folder = tmp_path_factory.mktemp("site")
-    options = ["--strict", "--quiet", "-f", "website/mkdocs.yml", "-d", str(folder)]
-    command = [sys.executable, "-m", "mkdocs", "build", *options]
-    subprocess.run(command, cwd=outside.ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
-    return folder
+    worker = (outside.ROOT / "website" / "iframe-worker.js").read_text()
+    for name, text in {**PAGES, "assets/iframe-worker.js": worker}.items():
+        path = folder / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "mkdocs.yml").write_text(CONFIG)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    subprocess.run(command, cwd=folder, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    return folder / "site"
 
 
 class Handler(SimpleHTTPRequestHandler):
