@@ -927,6 +927,8 @@ LIVE_SHARE: Final = 0.1
 """Greatest share of time that drawing the overview takes: the interval grows with the run."""
 LIVE_LAST_SECONDS: Final = 0.5
 """Time for the last query of an overview, when its block is left: processes that run answer in milliseconds."""
+RATE_SECONDS: Final = 0.5
+"""Shortest interval of a rate that an overview or a curve shows: below it, one call more or less is a spike."""
 LIVE_CURVES: Final = 8
 """Curves of an overview; other metrics are counted."""
 LIVE_LINES: Final = 5

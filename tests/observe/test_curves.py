@@ -53,9 +53,9 @@ def test_points_and_curves_are_bounded():
 
 
 def test_counters_show_their_growth_and_histograms_their_mean():
-    """Between two looks; what is no number is left out."""
+    """Between two looks that are not too near; what is no number is left out."""
     curves = Curves()
-    for second, total in ((1.0, 10.0), (3.0, 30.0)):
+    for second, total in ((1.0, 10.0), (3.0, 30.0), (3.1, 30.0)):
         counts = (0, int(total))
         rows = (
             MetricRow(proc="1", name="t", metric="tokens", kind="counter", value=total),
@@ -68,6 +68,8 @@ def test_counters_show_their_growth_and_histograms_their_mean():
     assert (found["tokens"].x, found["tokens"].mean) == ((3,), (10.0,))
     assert found["wait"].mean == (1.0,)
     assert found["queue"].mean == (10.0, 30.0)
+    curves.look(RunSnapshot(taken_at=5.0, metrics=rows))  # from the second look on
+    assert next(curve for curve in curves.shown() if curve.metric == "tokens").mean == (10.0, 0.0)
     assert "loss" not in found
 
 

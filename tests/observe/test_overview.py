@@ -6,6 +6,7 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
+from msgspec import structs
 from tests.rows import rows
 
 from trimesh import limits
@@ -119,6 +120,7 @@ def test_sums_are_of_the_time_between_two_snapshots() -> None:
     assert "errors 3" in found
     assert "deaths 1" in found  # an actor that died with its process is not another death
     assert "cores" not in text_of(page_of(earlier))
+    assert "CPU 1.4 cores" in text_of(page_of(earlier, later, structs.replace(later, taken_at=102.1)))  # not of 0.1 s
 
 
 def test_deadlock_and_death_are_named() -> None:

@@ -134,6 +134,9 @@ class Curves:
             if row.kind == "value":
                 continue
             key, count = (row.proc, row.name, row.metric), sum(row.counts)
+            if row.kind != "gauge" and key in last and seen.taken_at - last[key][0] < limits.RATE_SECONDS:
+                self._last[key] = last[key]
+                continue
             self._last[key] = (seen.taken_at, row.value, count)
             value = row.value if row.kind == "gauge" else _growth(last.get(key), row, seen.taken_at, count)
             if value is not None:

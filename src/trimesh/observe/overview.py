@@ -56,7 +56,9 @@ class Overview:
     def add(self, seen: RunSnapshot, samples: Sequence[SampleRow] = ()) -> None:
         """Take the next snapshot, and what was logged since the one before it."""
         self._began_at = self._began_at or seen.taken_at
-        self._earlier, self._seen = self._seen, seen
+        before, self._seen = self._seen, seen
+        if self._earlier is None or before is None or seen.taken_at - before.taken_at >= limits.RATE_SECONDS:
+            self._earlier = before
         self.curves.add(samples)
         self.curves.look(seen)
 
