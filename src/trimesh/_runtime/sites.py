@@ -5,15 +5,17 @@
 | `received` | a message has been read, before anything is done with it |
 | `launching` | a process is about to be started; the test may change or refuse it |
 | `dispatch` | a slot has taken a call from the mailbox; the returned endpoint runs instead |
+| `operating` | a rank of a mesh of tensors is about to run operators; the test may fail or delay them |
 | `moving` | a transfer of a buffer is about to start; the test may delay or fail it |
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from trimesh._runtime.actors.cell import Cell
     from trimesh._runtime.life.proc import Proc
@@ -43,6 +45,10 @@ class Sites(Protocol):
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
         """Return the endpoint to run for `call`, which a slot took: its own, or a faulty one."""
+        ...
+
+    def operating(self, proc_id: ProcId) -> AbstractContextManager[Any] | None:
+        """Return a context in which a rank of a process runs operators, or None; called in the rank's thread."""
         ...
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:

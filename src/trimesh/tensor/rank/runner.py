@@ -7,13 +7,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
 import trio
 
-from trimesh.tensor.rank.rank import Rank, Step, TeamOnRank
+from trimesh.tensor.rank.rank import Command, Rank, Replay, Step, TeamOnRank, VaryingCommand
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
@@ -22,6 +23,12 @@ Batch = tuple[TeamOnRank, list[Step]]
 
 _REPORT_COMMANDS: Final = 512
 """Commands after which progress is reported although more are queued; far below the limit of commands in flight."""
+
+
+_COMPUTING: Final = frozenset((Command, Replay, VaryingCommand))
+"""Steps that run operators of the program, whose errors they keep."""
+
+_NOTHING: Final = nullcontext()
 
 
 @attrs.define(eq=False)
@@ -111,9 +118,11 @@ class Runner:
             self.tell(self.on_progress, team)
 
     def _execute(self, team: TeamOnRank, steps: list[Step]) -> None:
-        rank = self.rank
+        rank, sites = self.rank, self.proc.sites
         for step in steps:
-            step.execute(rank, team)
+            inside = None if sites is None or type(step) not in _COMPUTING else sites.operating(self.proc.proc_id)
+            with inside or _NOTHING:
+                step.execute(rank, team)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
         """Schedule a function in Trio's thread; do nothing if its loop has ended."""

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -35,10 +35,10 @@ from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError, place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Point
-from trimesh.testing.plans.disk_faults import FaultyDisk, Operation, Touch
+from trimesh.testing.plans.disk_faults import FaultyDisk
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
 from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, healed
-from trimesh.testing.plans.name_faults import FaultyResolver, Lookup
+from trimesh.testing.plans.name_faults import FaultyResolver
 from trimesh.testing.plans.process_faults import ProcClock
 
 ARMED = -1
@@ -99,12 +99,12 @@ class Armed:
     _heals: dict[int, Heal] = attrs.field(factory=dict[int, Heal])
     _thread: int = attrs.field(factory=threading.get_ident)
     _trio: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
-    _counting: threading.Lock = attrs.field(factory=threading.Lock)
 
     def __attrs_post_init__(self) -> None:
         self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
-        self.disk = FaultyDisk(_is_in_actor, self._touching, time.sleep, self._kill)
-        self.resolver = FaultyResolver(lambda: bool(self.faults.active), self._resolving, time.sleep)
+        self.disk = FaultyDisk(_is_in_actor, partial(self.faults.touching, self.place), time.sleep, self._kill)
+        resolving = partial(self.faults.resolving, self.place)
+        self.resolver = FaultyResolver(lambda: bool(self.faults.active), resolving, time.sleep)
 
     def serve(self) -> None:
         """Accept faults from now on, and report that to the owner of this process."""
@@ -117,14 +117,14 @@ class Armed:
         _tell(agent.owner, ARMED, "spawn", "")
 
     @property
-    def _place(self) -> Place:
+    def place(self) -> Place:
         return (REAL, self.proc.proc_id)
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Return False, and end the link, if a fault loses this message."""
-        if self.faults.received(self._place, proc, peer, message):
+        if self.faults.received(self.place, proc, peer, message):
             return True
         lose_link(proc, link)
         return False
@@ -139,21 +139,18 @@ class Armed:
         return watched(spec, lambda: self._begin(cell, call, spec))
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
-        time.sleep(self.faults.computing(self._place))  # blocks the loop, as computing does
-        return self.faults.dispatch(self._place, cell, call, spec)
+        time.sleep(self.faults.computing(self.place))  # blocks the loop, as computing does
+        return self.faults.dispatch(self.place, cell, call, spec)
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer; see `Sites.moving`."""
         del proc_id
-        return self.faults.moving(self._place)
+        return self.faults.moving(self.place)
 
-    def _touching(self, operation: Operation) -> Touch | None:
-        with self._counting:  # endpoints in threads use files, too
-            return self.faults.touching(self._place, operation)
-
-    def _resolving(self, name: str) -> list[Lookup]:
-        with self._counting:  # resolvers run in threads
-            return self.faults.resolving(self._place, name)
+    def operating(self, proc_id: ProcId) -> AbstractContextManager[Any] | None:
+        """Disturb operators of a rank; see `Sites.operating`."""
+        del proc_id
+        return self.faults.operating(self.place)
 
     def _fired(self, index: int, site: str, where: str) -> None:
         assert self._planner is not None

@@ -9,7 +9,6 @@ steps that it needs.
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import trio
 
 from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.plain_numbers import suggestion
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.disk_faults import ALWAYS, DiskFault
 from trimesh.testing.plans.fault import Direction, Fault, Moment, Place, Where, checked_amount
@@ -29,6 +29,7 @@ from trimesh.testing.plans.name_faults import Lookup, NameFault
 from trimesh.testing.plans.plan import checked_series
 from trimesh.testing.plans.process_faults import ClockFault, Death, LoopLag, ProcessorFault
 from trimesh.testing.plans.system_faults import SpawnFault, TransferFault
+from trimesh.testing.plans.torch_faults import TorchFault
 
 T = TypeVar("T")
 
@@ -77,11 +78,12 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "drift": lambda one: ClockFault(one.victim, drift=DRIFT if one.direction == "a_to_b" else -DRIFT),
     "gil": lambda one: Death(one.victim, f"hold_gil({one.seconds:.6f})"),
     "names": lambda one: NameFault(one.victim, "", Lookup(error="EAI_AGAIN")),
+    "torch": lambda one: TorchFault(one.victim, "", 1 + int(OPERATORS * one.late / DELAY_SECONDS), failure="memory"),
 }
 """Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
 STAYS_UP: Final = frozenset(
-    ("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn", "disk", "drift", "names")
+    ("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn", "disk", "drift", "names", "torch")
 )
 """Kinds under which a member counts as up: `max_down` does not limit them."""
 
@@ -89,6 +91,9 @@ PARTITIONS: Final = ("partition", "one_way", "between")
 
 GENTLE: Final = (*PARTITIONS, "delay", "lag", "slow", "transfer", "duplicate", "reorder", "gil")
 """Kinds that end nothing, if partitions end before a lease: the default of a plan."""
+
+OPERATORS: Final = 100
+"""Most operators of torch that a member runs before one fails: a step of a small model."""
 
 DRIFT: Final = 0.5
 """Share by which drifting clocks run faster or slower: enough that deadlines meet in another order."""
@@ -137,6 +142,7 @@ class Weights(TypedDict, total=False):
         drift: Lets its clocks run at half or one and a half times the rate.
         gil: Keeps all of its Python from running, as a long collection of garbage does.
         names: Lets lookups of names of hosts fail there, for now (`EAI_AGAIN`).
+        torch: Lets an operator of torch that it runs fail for lack of memory.
     """
 
     kill: float
@@ -156,6 +162,7 @@ class Weights(TypedDict, total=False):
     drift: float
     gil: float
     names: float
+    torch: float
 
 
 Nemesis = Callable[[float], Awaitable[None]]
@@ -266,7 +273,9 @@ class Chaos:
         given = cast("Mapping[str, float]", weights)
         for kind in given:
             if kind not in KINDS:
-                raise TypeError(f"chaos.plan has no kind of fault {kind!r}{_nearest(kind, KINDS)}")
+                raise TypeError(
+                    f"chaos.plan takes weights of {', '.join(KINDS)}, got {kind!r}{suggestion(kind, KINDS)}"
+                )
         bounds = dict(bounds or {})
         if not given and not nemeses:
             given = dict.fromkeys(GENTLE, 1.0)
@@ -283,7 +292,8 @@ class Chaos:
             raise ValueError(f"max_down must be at least 1, got {max_down!r}")
         for kind, (shortest, longest) in bounds.items():
             if kind not in dict(chosen):
-                raise ValueError(f"bounds= must name kinds of this plan, got {kind!r}{_nearest(kind, dict(chosen))}")
+                near = suggestion(kind, dict(chosen))
+                raise ValueError(f"bounds= must name kinds of this plan, {', '.join(dict(chosen))}, got {kind!r}{near}")
             if not 0 <= shortest <= longest or not longest:
                 raise ValueError(
                     f"bounds= must be a shortest and a longest duration, got {kind!r}: {(shortest, longest)!r}"
@@ -432,12 +442,6 @@ class Chaos:
         finally:
             self._down[place] -= counts
             heal()
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Return what to write instead of an unknown name, and all that is known."""
-    found = difflib.get_close_matches(name, list(known), 1)
-    return (f"; did you mean {found[0]!r}?" if found else "") + f" (there are {', '.join(known)})"
 
 
 def _others(mesh: ProcMesh, point: Any) -> list[Any]:

@@ -7,8 +7,11 @@ draws it if `KINDS` in `chaos.py` has a row for it.
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -179,6 +182,11 @@ class Fault(ABC):
         del active, place, operation
         return None
 
+    def operating(self, active: ActiveFault, place: Place) -> AbstractContextManager[Any] | None:
+        """Return a context in which a rank of a mesh of tensors runs operators; usually None."""
+        del active, place
+        return None
+
     def resolving(self, active: ActiveFault, place: Place, name: str) -> Lookup | None:
         """Return what the fault does to the lookup of the name of a host; usually None."""
         del active, place, name
@@ -223,6 +231,7 @@ class ActiveFault:
         faults: All faults that have begun there.
         starts_before: Number of process starts before it began.
         counts: Events that it could have hit so far, by member.
+        broken: Processes that stay faulty until they end.
     """
 
     index: int
@@ -230,10 +239,12 @@ class ActiveFault:
     faults: ActiveFaults
     starts_before: int
     counts: dict[Hashable, int] = attrs.field(factory=dict[Hashable, int])
+    broken: set[Place] = attrs.field(factory=set[Place])
 
     def hits(self, member: Hashable, nth: int, times: int = 1) -> bool:
         """Count one more event of a member; return whether it is one of the `times` from the `nth` on."""
-        count = self.counts[member] = self.counts.get(member, 0) + 1
+        with self.faults.counting:
+            count = self.counts[member] = self.counts.get(member, 0) + 1
         return nth <= count < nth + times
 
     def fire(self, site: str, where: str) -> None:
@@ -253,11 +264,15 @@ class ActiveFaults:
         on_fired: Called with number, site and place of a fault when it happens.
         name_of: Returns the name of a process in `fault_log`.
         active: Faults that have begun and are not healed.
+        spend: Blocks code of a process for some seconds, or a part of them; returns for how many.
+        counting: Held while events are counted, also by threads.
     """
 
     on_fired: Callable[[int, str, str], None]
     name_of: Callable[[Place], str]
     active: list[ActiveFault] = attrs.field(factory=list[ActiveFault])
+    spend: Callable[[Place, float], float] = attrs.field(default=lambda _, seconds: _block(seconds))
+    counting: threading.Lock = attrs.field(factory=threading.Lock)
     _starts: int = 0
 
     def begin(self, index: int, fault: Fault) -> Heal:
@@ -298,6 +313,21 @@ class ActiveFaults:
                 return touch
         return None
 
+    def operating(self, place: Place) -> AbstractContextManager[Any] | None:
+        """Return a context in which a rank of a mesh of tensors runs operators; None without a fault."""
+        found = [inside for one in self.active if (inside := one.fault.operating(one, place)) is not None]
+        if not found:
+            return None
+        stack = ExitStack()
+        for inside in found:
+            stack.enter_context(inside)
+        return stack
+
+    def ended(self, place: Place) -> None:
+        """Forget that a simulated process was broken: another one may have its place."""
+        for one in self.active:
+            one.broken.discard(place)
+
     def resolving(self, place: Place, name: str) -> list[Lookup]:
         """Return what faults do to the lookup of a name; all of it happens."""
         found = (one.fault.resolving(one, place, name) for one in self.active)
@@ -309,6 +339,16 @@ class ActiveFaults:
             return None
         error = next((error for _, error in hits if error is not None), None)
         return partial(raise_after, sum(seconds for seconds, _ in hits), error)
+
+
+BLOCK_SECONDS: Final = 0.01
+"""Longest time for which a hanging operator does not see that it is healed."""
+
+
+def _block(seconds: float) -> float:
+    part = min(seconds, BLOCK_SECONDS)
+    time.sleep(part)
+    return part
 
 
 async def raise_after(seconds: float, error: BaseException | None) -> None:

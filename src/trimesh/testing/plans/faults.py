@@ -37,6 +37,7 @@ from trimesh.testing.plans.link_faults import OfLink, Partition
 from trimesh.testing.plans.name_faults import OfNames
 from trimesh.testing.plans.process_faults import Death, OfClock, OfLoop, OfProcessor, parse_how
 from trimesh.testing.plans.system_faults import OfResources, OfSpawn, OfTransfers
+from trimesh.testing.plans.torch_faults import OfCollective, OfTorch, checked_operator
 
 if TYPE_CHECKING:
     from trimesh.testing.real.run import RealExecutor
@@ -142,6 +143,33 @@ class Faults:
         A simulation gives each name an address of its own, by `socket.getaddrinfo` and what uses it.
         """
         return OfNames(self, self.where(members), name.lower().removesuffix("."))
+
+    def torch(self, members: Members, operator: str = "", *, nth: int = 1, times: int = 1) -> OfTorch:
+        """Choose operators of torch: `faults.torch({"gpus": 1}, "addmm", nth=3).out_of_memory()`, `.hangs(5)`.
+
+        They are those that actors run in endpoints and tasks, and ranks of a mesh of tensors.
+
+        Args:
+            members: Members that run them.
+            operator: Name in `torch.ops.aten`, or "namespace::name"; by default any operator of aten.
+            nth: Number of the first operator, counted for each member from now on.
+            times: Number of operators from there on.
+
+        Raises:
+            ImportError: torch is not installed.
+            ShapeError: There is no such member.
+            ValueError: There is no such operator, torch computes it by others, or a count is below 1.
+        """
+        name = checked_operator(operator)
+        return OfTorch(self, self.where(members), name, checked_count("nth", nth), checked_count("times", times))
+
+    def collective(self, members: Members, *, nth: int = 1, times: int = 1) -> OfCollective:
+        """Choose collectives of torch at some members: `faults.collective({"gpus": 1}).fails()`, `.hangs()`.
+
+        Args and errors are those of `torch`; in a simulation there are no collectives.
+        """
+        counts = checked_count("nth", nth), checked_count("times", times)
+        return OfCollective(self, self.where(members), "collective", *counts)
 
     def transfer(self, members: Members, *, nth: int = 1, times: int = 1) -> OfTransfers:
         """Choose transfers of buffers: `faults.transfer({"gpus": 1}, nth=3).raises(OSError())`, `.delays(0.5)`.

@@ -12,7 +12,7 @@ import random
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import AbstractContextManager, AsyncExitStack, closing
 from functools import partial
 from typing import Any, Final, overload
 
@@ -173,6 +173,11 @@ class RealExecutor:
         """Disturb a transfer of the test itself; see `Sites.moving`."""
         del proc_id
         return self.faults.moving(None)
+
+    def operating(self, proc_id: ProcId) -> AbstractContextManager[Any] | None:
+        """Run operators of ranks of the test's own process as they are; see `Sites.operating`."""
+        del proc_id
+        return None
 
     # ---- fired faults ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import math
 import random
 import signal
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -54,7 +54,7 @@ from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.simulated.guards import is_in_actor, own_pid, refused, replaced, with_copies
 from trimesh.testing.simulated.host import Hold, SimChild, SimWire, Wired, World
 from trimesh.testing.simulated.job_host import SimJobHost
-from trimesh.testing.simulated.oracles import Oracles, Trace
+from trimesh.testing.simulated.oracles import HANG_SECONDS, Oracles, Trace
 from trimesh.testing.simulated.random import SimRandom
 from trimesh.testing.simulated.tasks import SimFiles, SimThreads
 from trimesh.testing.simulated.time import SimTime, virtual_dates
@@ -210,7 +210,7 @@ class Simulation:
         self.plan = FaultPlan(left_out=left_out)
         self.oracles = Oracles()
         self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self.start_soon)
-        self.faults = ActiveFaults(self.fire, self._name_of)
+        self.faults = ActiveFaults(self.fire, self._name_of, spend=self._spend)
         self.time = SimTime(self.place_of, self._sleep)
         self._files = SimFiles(FaultyDisk(is_in_actor, self._touch, self._compute, self._kill_running))
         self._resolver = FaultyResolver(is_in_actor, self._resolving, self._compute, virtual_address)
@@ -280,10 +280,15 @@ class Simulation:
         return self.faults.resolving(self.place_of(current_proc().proc_id), name)
 
     def _compute(self, seconds: float) -> None:
+        self._spend(self.place_of(current_proc().proc_id), seconds)
+
+    def _spend(self, place: Place, seconds: float) -> float:
+        seconds = min(seconds, 2 * HANG_SECONDS)
         if self.time.in_thread is not None:
             self.time.in_thread += seconds
         else:
-            self.time.spend(self.place_of(current_proc().proc_id), seconds)
+            self.time.spend(place, seconds)
+        return seconds
 
     def _kill_running(self) -> None:
         """Let nothing out of the running process any more, and kill it once its code waits."""
@@ -330,6 +335,10 @@ class Simulation:
         """Let a transfer take its time, or disturb it; see `Sites.moving`."""
         disturbed = self.faults.moving(self.place_of(proc_id))
         return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
+
+    def operating(self, proc_id: ProcId) -> AbstractContextManager[Any] | None:
+        """Disturb operators of a rank; see `Sites.operating`."""
+        return self.faults.operating(self.place_of(proc_id))
 
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
         """Return an endpoint that runs inline, not in a thread, which would run in real time."""
@@ -413,6 +422,7 @@ class Simulation:
         """Record the end of a process."""
         assert child.report is not None
         self.oracles.exited.add(child.proc_id)
+        self.faults.ended(child.place)
         self._severed.update(frozenset((child.proc_id, other)) for other in self.wire.unheard_with(child.proc_id))
         self._killed = self._killed or child.report.exit_code != 0 or child.proc_id in self._felled
         self._files.ended(child.proc_id, is_killed=child.report.exit_code != 0 or child.proc_id in self._felled)
