@@ -6,7 +6,8 @@ import asyncio
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.lifetime.program import Program
 
 import trimesh
 import trimesh.blocking as tb
-from trimesh import MeshErrorGroup
+from trimesh import Actor, MeshErrorGroup
 from trimesh.testing.zombie_guard import left_descriptors, left_threads, scan
 
 pytestmark = [pytest.mark.real, pytest.mark.daily]
@@ -70,6 +71,32 @@ def test_wrong_order_is_refused() -> None:
         kept = held.spawning("kept", Probe).open()  # left with the block, as it is inside
         assert kept.rank.call_one() == 0
     assert trio_threads() == []
+
+
+class Leaving(Actor):
+    """Writes its name when its block is left."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        yield
+        with self.path.open("a") as file:
+            file.write(f"{self.name}\n")
+
+
+def test_blocks_that_are_open_inside_are_left_last_first(tmp_path: Path) -> None:
+    """K06: those of the block that is left, and no others."""
+    path = tmp_path / "left"
+    with tb.spawn_procs({"gpus": 1}) as outer:
+        outer.spawning("around", Leaving, "around", path).open()
+        with tb.spawn_procs({"gpus": 1}) as procs:
+            for name in ("first", "second", "third"):
+                procs.spawning(name, Leaving, name, path).open()
+        assert path.read_text().split() == ["third", "second", "first"]
+    assert path.read_text().split()[3:] == ["around"]
 
 
 def test_spawning_is_used_once_and_says_so_when_it_is_not() -> None:

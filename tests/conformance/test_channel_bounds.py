@@ -72,6 +72,61 @@ async def test_send_without_capacity_returns_when_the_item_is_taken(backend: Bac
             port.send_nowait(1)
 
 
+@only_sim
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_large_item_that_is_withdrawn_lets_smaller_ones_pass(backend: Backend, is_closed: bool):
+    """S03: items are sent in their order, and a cancelled one, or one whose port is closed, holds none back."""
+    async with backend.procs({"gpus": 1}), open_channel(bytes, capacity=9) as (port, receiver):
+        other = port.clone()
+        await port.send(bytes(limits.MAILBOX_REPORT_BYTES + 1))
+        async with trio.open_nursery() as nursery:
+            large = attempt(nursery, other.send, bytes(limits.MAILBOX_BYTES))
+            await tick(3)
+            small = attempt(nursery, port.send, b"small")
+            await tick(3)
+            assert not small.over.is_set()
+            if is_closed:
+                await other.aclose()
+                with pytest.raises(trio.ClosedResourceError):
+                    await large.result()
+            else:
+                large.cancel()
+            await small.result()
+        await port.aclose()
+        await other.aclose()
+        assert [len(item) for item in await rest(receiver)] == [limits.MAILBOX_REPORT_BYTES + 1, len(b"small")]
+
+
+@only_sim
+async def test_item_that_was_not_taken_is_withdrawn_with_its_port(backend: Backend):
+    """T2: also one that has arrived, with capacity 0; the next sender's is offered then."""
+    async with backend.procs({"gpus": 1}), open_channel(int, capacity=0) as (port, receiver):
+        other = port.clone()
+        async with trio.open_nursery() as nursery:
+            first = attempt(nursery, other.send, 1)
+            await tick(3)
+            second = attempt(nursery, port.send, 2)
+            await tick(3)
+            await other.aclose()
+            with pytest.raises(trio.ClosedResourceError):
+                await first.result()
+            assert await receiver.receive() == 2
+            await second.result()
+
+
+@only_sim
+async def test_senders_of_items_that_nothing_took_see_the_receiver_close(backend: Backend):
+    """T2: the one whose item has arrived, with capacity 0, and those behind it; none returns as if it were taken."""
+    channel = open_channel(int, capacity=0)
+    async with backend.procs({"gpus": 1}), channel as (port, receiver), trio.open_nursery() as nursery:
+        sending = [attempt(nursery, port.send, number) for number in range(2)]
+        await tick(3)
+        await receiver.aclose()
+        for one in sending:
+            with pytest.raises(trio.BrokenResourceError):
+                await one.result()
+
+
 async def test_send_nowait_raises_when_there_is_no_room(backend: Backend):
     """K02."""
     async with backend.procs({"gpus": 1}), open_channel(int, capacity=2) as (port, receiver):

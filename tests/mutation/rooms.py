@@ -26,7 +26,13 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/actor/item_map.py": ("tests/actor", "tests/conformance/test_map*.py"),
     "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py"),
     "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
-    "src/trimesh/rdma/publications": ("tests/rdma/test_board.py", "tests/conformance/test_*publi*.py"),
+    "src/trimesh/rdma/publications": (
+        "tests/rdma/test_board.py",
+        "tests/rdma/test_layout.py",
+        "tests/conformance/test_*publi*.py",
+        "tests/observe/test_publications.py",
+        "tests/service/test_weights.py",
+    ),
     "src/trimesh/service": ("tests/service",),
     "src/trimesh/service/slots.py": ("tests/service", "tests/data"),
     "src/trimesh/tensor/dtensor": (

@@ -97,7 +97,7 @@ async def test_broken_envelope_ends_the_link(proc: Proc, number: int):
     port.close()
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 async def test_holder_that_breaks_the_rules_loses_its_link(proc: Proc, number: int):
     """E12: nothing reaches a receiver, nothing else is touched."""
     peer, link = meet(proc, 2)
@@ -110,6 +110,7 @@ async def test_holder_that_breaks_the_rules_loses_its_link(proc: Proc, number: i
         (strange_link, [messages.Dropped(channel, 1)]),
         (link, [messages.Dropped(channel, 2)]),
         (strange_link, [messages.InTransit(channel, 1, 2)]),
+        (link, [messages.Dropped(channel, 1), item(proc, channel, 1)]),  # holds nothing any more
         (link, [messages.Accepted(channel, 9, 9, 5), messages.Accepted(channel, 9, 9, 5)]),
     ]
     at, what = wrong[number]
@@ -147,6 +148,14 @@ async def test_port_that_comes_after_the_end_is_told_so(proc: Proc):
     _, link = meet(proc, 2)
     receive(proc, link, messages.Accepted(99, 1, 1, 5))
     assert link.sent == [messages.Ended(99)]
+    _, own = meet(proc, HOME)
+    port, home = proc.channels.open(1)
+    receive(proc, own, messages.Dropped(home.number, 1))
+    assert home.holders.is_over  # and its receiver is open
+    receive(proc, link, messages.Accepted(home.number, 1, 1, 5))
+    assert link.sent[1:] == [messages.Ended(home.number)]
+    port.close()
+    home.close()
 
 
 async def test_recall_gives_back_what_waits_and_nothing_else(proc: Proc):

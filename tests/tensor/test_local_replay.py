@@ -139,6 +139,38 @@ async def test_what_fails_in_a_learnt_replay_leaves_what_the_rules_would_leave()
         assert torch.equal(await trimesh.fetch(kept[1]), torch.full([4], float(CALLS)))
 
 
+async def test_learnt_sequence_is_not_for_inputs_that_lie_otherwise() -> None:
+    """Other strides, one tensor twice, two of one memory, other data, a poisoned input: as without what was learnt."""
+
+    def step(x: Any, y: Any, chosen: Any) -> Any:
+        total = x @ y
+        x.mul_(2.0)  # shows whether `y` has the same memory
+        return total, x - y, y.index_select(0, chosen)
+
+    def given(way: str, x: Any, y: Any) -> tuple[Any, Any]:
+        return {"strides": (x.t(), y), "twice": (x, x), "one memory": (x, x.t())}.get(way, (x, y))
+
+    async with this_host().spawn_procs({"a": 2}, preload=PRELOAD) as procs:
+        bad = trimesh.replicate(torch.tensor([0, 1, 2, 99]), procs)
+        others = ("strides", "twice", "one memory", "poison", "index")
+        for number, way in enumerate([*["plain"] * CALLS, *others, "plain"]):
+            plain = [torch.arange(16.0).reshape(4, 4) + number + one for one in (0, 1)]
+            x, y = (trimesh.replicate(one, procs) for one in plain)
+            chosen = torch.tensor([1, number % 4, 0, 2])
+            expected: list[Any] = list(step(*given(way, *plain), chosen))
+            if way == "poison":
+                x, expected[:2] = x.index_select(0, bad), [None, None]
+            elif way == "index":
+                expected[2] = None
+            there = bad if way == "index" else trimesh.replicate(chosen, procs)
+            for one, right in zip(step(*given(way, x, y), there), expected, strict=True):
+                if right is None:
+                    with pytest.RaisesGroup(IndexError):
+                        await trimesh.fetch(one)
+                else:
+                    assert torch.equal(await trimesh.fetch(one), right), (number, way)
+
+
 @pytest.mark.daily
 async def test_sequence_goes_on_by_the_rules_from_a_result_of_another_size() -> None:
     def step(x: Any) -> Any:
