@@ -10,12 +10,14 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/_runtime/calls": (
         "tests/runtime/test_outgoing*.py",
         "tests/runtime/test_several_calls.py",
-        "tests/conformance/test_map*.py",
-        "tests/conformance/test_started.py",
-        "tests/conformance/test_stream*.py",
-        "tests/conformance/test_cancellation.py",
-        "tests/conformance/test_membership.py",
-        "tests/conformance/test_deadlines.py",
+        "tests/runtime/test_deadlock.py",
+        *(
+            f"tests/conformance/test_{name}*.py"
+            for name in (
+                "abandoned cancellation choosing deadlines deadlock elastic isolation map membership reduced "
+                "replied restart started stream supervised"
+            ).split()
+        ),
     ),
     "src/trimesh/_runtime/channels": (
         "tests/runtime/test_channels.py",
@@ -23,8 +25,16 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/conformance/test_*channel*.py",
     ),
     "src/trimesh/_transport/relay.py": ("tests/relay", "tests/jobs/network", "tests/transport"),
-    "src/trimesh/actor/item_map.py": ("tests/actor", "tests/conformance/test_map*.py"),
-    "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py"),
+    "src/trimesh/actor/item_map.py": (
+        "tests/actor",
+        "tests/conformance/test_choosing.py",
+        "tests/conformance/test_map*.py",
+        "tests/conformance/test_options.py",
+        "tests/conformance/test_per_rank.py",
+        "tests/conformance/test_survivors.py",
+        "tests/observe/test_progress.py",
+    ),
+    "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py", "tests/aio/test_started.py"),
     "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
     "src/trimesh/rdma/publications": (
         "tests/rdma/test_board.py",

@@ -148,6 +148,8 @@ async def test_what_cannot_be_replayed_is_refused():
             assert doubled(x, 2.0).sum().item() == 12.0
         with pytest.raises(trimesh.RecordingError, match=r"float32\[2, 3\].*float32\[3\]"):
             doubled(x[0], 2.0)
+        with pytest.raises(trimesh.RecordingError, match=r"float32\[2, 3\] on .*float32\[2, 3\] with strides \[1, 2\]"):
+            doubled(x.t().contiguous().t(), 2.0)
         with pytest.raises(trimesh.RecordingError, match=r"2\.0.*3\.0"):
             doubled(x, 3.0)
         doubled.reset()

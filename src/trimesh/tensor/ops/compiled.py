@@ -25,6 +25,7 @@ from trimesh.tensor.controller.shapes import Meta
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
 from trimesh.tensor.protocol.messages import FORGET, RECORD, REPLAY, RecordingError
+from trimesh.tensor.protocol.placement import contiguous_strides
 from trimesh.tensor.session.activation import active_team
 from trimesh.tensor.session.opening import shapes_of
 
@@ -487,8 +488,9 @@ def _show(part: Any) -> str:
     match part:
         case (Team() as team, Meta() as meta, place, requires_grad):
             dtype = str(meta.dtype).removeprefix("torch.")
+            lies = "" if meta.stride == contiguous_strides(meta.size) else f" with strides {list(meta.stride)}"
             more = ", requires_grad" if requires_grad else ""
-            return f"{dtype}{list(meta.size)} on {team.name} (argument {place}{more})"
+            return f"{dtype}{list(meta.size)}{lies} on {team.name} (argument {place}{more})"
         case _:
             return repr(part)
 
