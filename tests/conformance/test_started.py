@@ -13,7 +13,17 @@ from tests.conformance.nodes import no_deadline
 from tests.conformance.probe import Probe
 
 import trimesh
-from trimesh import DeadlockError, MeshErrorGroup, ProcDied, RemoteCancelled, Retry, StartedCall, endpoint, leaves
+from trimesh import (
+    DeadlockError,
+    MeshErrorGroup,
+    MeshStopped,
+    ProcDied,
+    RemoteCancelled,
+    Retry,
+    StartedCall,
+    endpoint,
+    leaves,
+)
 
 
 class Starter(Probe):
@@ -22,6 +32,7 @@ class Starter(Probe):
     def __init__(self) -> None:
         super().__init__()
         self.kept: StartedCall[Any] | None = None
+        self.handle: Any = None
 
     @endpoint
     async def start_notes(self, target: Probe, notes: list[int]) -> list[int]:
@@ -54,6 +65,14 @@ class Starter(Probe):
         if len(self.notes.log) == 1:
             raise ConnectionError
         return len(self.notes.log)
+
+    @endpoint
+    async def keep_handle(self, handle: Any) -> None:
+        self.handle = handle
+
+    @endpoint
+    async def give_handle(self) -> Any:
+        return self.handle
 
     @endpoint
     async def visit_later(self, me: Starter) -> None:
@@ -342,3 +361,31 @@ async def test_nothing_is_started_in_a_block_that_has_been_left(backend: Backend
             probe = await procs.spawn("probe", Probe)
         with pytest.raises(RuntimeError, match="inner"):
             probe.rank.call_one.start()
+
+
+async def test_call_to_a_mesh_that_has_been_left_is_refused_when_it_is_awaited(backend: Backend):
+    """A1: by the verb's own outcome, where another block owns the call; the mesh of others, by the outermost one."""
+    async with backend.procs({"gpus": 2}) as procs:
+        starter = await procs.slice(gpus=0).spawn("starter", Starter)
+        async with procs.spawn("probes", Probe) as probes:
+            await starter.keep_handle.call_one(probes)
+            elsewhere = await starter.give_handle.call_one()
+            assert await elsewhere.slice(gpus=1).rank.call_one.start() == 1
+        started = elsewhere.rank.call_settled.start()
+        assert [type(one.error) for one in (await started).values()] == [MeshStopped] * 2
+        started = elsewhere.rank.call.start()
+        with pytest.raises(MeshErrorGroup) as caught:
+            await started
+        assert [type(one) for one in caught.value.exceptions] == [MeshStopped]
+    with pytest.raises(RuntimeError, match="block"):
+        elsewhere.rank.call.start()
+
+
+async def test_started_call_has_no_attributes_of_its_result(backend: Backend):
+    """A1."""
+    async with backend.procs({"gpus": 1}) as procs:
+        probe = await procs.spawn("probe", Probe)
+        started = probe.rank.call_one.start()
+        with pytest.raises(AttributeError, match="has no 'real': write `await` before it"):
+            started.real  # noqa: B018
+        assert await started == 0
