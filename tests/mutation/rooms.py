@@ -34,7 +34,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/conformance/test_survivors.py",
         "tests/observe/test_progress.py",
     ),
-    "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py", "tests/aio/test_started.py"),
+    "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py", "tests/conformance/test_mistakes.py", "tests/aio/test_started.py"),
     "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
     "src/trimesh/rdma/publications": (
         "tests/rdma/test_board.py",

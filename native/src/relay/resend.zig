@@ -219,6 +219,30 @@ test "what a peer had got before is known by the connections before" {
     try testing.expectEqual(3, (try frames.decode(one.outgoing(0, 1)[0..32])).number);
 }
 
+test "a peer may have got what has left on any connection since it said what it had, and nothing else" {
+    var memory: [MEMORY_BYTES]u8 = undefined;
+    var one = Resend{ .memory = &memory };
+    for (0..4) |_| make(&one, 10);
+    one.sent(42 * 4);
+    one.rewind();
+    try testing.expect(one.releaseBefore(1));
+    one.rewind();
+    try testing.expect(!one.releaseBefore(2)); // nothing has left since
+    one.sent(42 * 2 + 20);
+    one.rewind();
+    one.sent(42 + 20);
+    try testing.expect(!one.release(3)); // not on this connection
+    try testing.expect(one.release(2));
+    one.rewind();
+    try testing.expect(!one.releaseBefore(1));
+    try testing.expect(!one.releaseBefore(4));
+    try testing.expect(one.releaseBefore(3)); // it left on the one before
+    try testing.expectEqual(42, one.unsent);
+    one.sent(42);
+    try testing.expect(one.release(4));
+    try testing.expectEqual(0, one.kept);
+}
+
 test "there is room for each frame up to the limit, lap after lap" {
     const memory = try testing.allocator.alloc(u8, MEMORY_BYTES);
     defer testing.allocator.free(memory);
