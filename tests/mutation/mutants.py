@@ -32,6 +32,7 @@ _COMPUTED: Final[dict[type[ast.operator], type[ast.operator]]] = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
+_CALLED: Final = {"all": "any", "any": "all", "min": "max", "max": "min"}
 _SIMPLE: Final = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break)
 _SHOWN: Final = frozenset(("__repr__", "__str__", "__rich_repr__"))
 """Functions whose result is a text for people."""
@@ -134,11 +135,16 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str, object]]:
         case ast.BoolOp(op=op):
             either = ast.Or() if isinstance(op, ast.And) else ast.And()
             yield f"{was}: {type(either).__name__}", "op", either
+            for index, value in enumerate(node.values):
+                rest = [*node.values[:index], *node.values[index + 1 :]]
+                yield f"{was}: not asked: {ast.unparse(value)}", "values", rest
         case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in _COMPUTED:
             inverse = _COMPUTED[type(op)]()
             yield f"{was or ast.unparse(node)}: {type(inverse).__name__}", "op", inverse
         case ast.If() | ast.While() | ast.IfExp():
             yield f"not ({ast.unparse(node.test)})", "test", ast.UnaryOp(ast.Not(), node.test)
+        case ast.Call(func=ast.Name(id=name)) if name in _CALLED:
+            yield f"{was}: {_CALLED[name]}", "func", ast.Name(_CALLED[name], ast.Load())
         case ast.Constant(value=bool() as value):
             yield f"{value}: {not value}", "value", not value
         case ast.Constant(value=int() as value):

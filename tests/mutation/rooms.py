@@ -11,13 +11,21 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/runtime/test_outgoing*.py",
         "tests/runtime/test_several_calls.py",
         "tests/runtime/test_deadlock.py",
-        *(
-            f"tests/conformance/test_{name}*.py"
-            for name in (
-                "abandoned cancellation choosing deadlines deadlock elastic isolation map membership reduced "
-                "replied restart started stream supervised"
-            ).split()
-        ),
+        "tests/conformance/test_abandoned*.py",
+        "tests/conformance/test_cancellation*.py",
+        "tests/conformance/test_choosing*.py",
+        "tests/conformance/test_deadlines*.py",
+        "tests/conformance/test_deadlock*.py",
+        "tests/conformance/test_elastic*.py",
+        "tests/conformance/test_isolation*.py",
+        "tests/conformance/test_map*.py",
+        "tests/conformance/test_membership*.py",
+        "tests/conformance/test_reduced*.py",
+        "tests/conformance/test_replied*.py",
+        "tests/conformance/test_restart*.py",
+        "tests/conformance/test_started*.py",
+        "tests/conformance/test_stream*.py",
+        "tests/conformance/test_supervised*.py",
     ),
     "src/trimesh/_runtime/channels": (
         "tests/runtime/test_channels.py",
@@ -34,7 +42,12 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/conformance/test_survivors.py",
         "tests/observe/test_progress.py",
     ),
-    "src/trimesh/actor/started.py": ("tests/actor", "tests/conformance/test_started.py", "tests/conformance/test_mistakes.py", "tests/aio/test_started.py"),
+    "src/trimesh/actor/started.py": (
+        "tests/actor",
+        "tests/conformance/test_started.py",
+        "tests/conformance/test_mistakes.py",
+        "tests/aio/test_started.py",
+    ),
     "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
     "src/trimesh/rdma/publications": (
         "tests/rdma/test_board.py",

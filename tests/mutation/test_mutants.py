@@ -45,6 +45,8 @@ def test_each_mutant_is_one_change() -> None:
         (6, "taken < 5: LtE"),
         (6, "5: 6"),
         (6, "taken < 5 and extra: Or"),
+        (6, "taken < 5 and extra: not asked: taken < 5"),
+        (6, "taken < 5 and extra: not asked: extra"),
         (6, "not (taken < 5 and extra)"),
         (7, "taken + 1: Sub"),
         (7, "1: 2"),
@@ -52,7 +54,13 @@ def test_each_mutant_is_one_change() -> None:
         (8, "LIMIT - taken: Add"),
         (8, "return LIMIT - taken: None"),
     }
-    assert len({mutant.source for mutant in mutants}) == len(mutants) == 9
+    assert len({mutant.source for mutant in mutants}) == len(mutants) == 11
+
+
+def test_any_and_min_are_all_and_max() -> None:
+    source = "def least(found):\n    return any(found) and min(found)\n"
+    texts = {mutant.text for mutant in mutants_of(source)}
+    assert {"any(found): all", "min(found): max"} < texts
 
 
 def test_mutant_names_the_innermost_function() -> None:
