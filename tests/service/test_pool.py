@@ -209,6 +209,33 @@ async def test_request_of_a_dead_replica_is_made_again_only_if_it_may_run_twice(
         assert await pool.generate("z") == ("Z", 0)
 
 
+class Asking(Actor):
+    @endpoint(concurrency=8, idempotent=True)
+    async def ask(self, other: Any) -> Any:
+        return await other.again.call_one("x", 1_000.0)
+
+
+@simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
+async def test_death_of_another_mesh_is_an_outcome_of_the_endpoint(mesh, faults):
+    """Y1, Y2: although it is one that a replica would die of, the request is not made again, and the replica serves."""
+    asking = await mesh.spawn("asking", Asking)
+    async with trimesh.this_host().spawn_procs({"gpus": 1}, supervision=Isolate(), setup=faults.armed()) as others:
+        other = await others.spawn("other", Generator)
+        async with open_pool(asking) as pool, trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                with pytest.raises(ProcDied):
+                    await pool.ask(other)
+
+            nursery.start_soon(ask)
+            await until(lambda: pool.statistics().running == 1)
+            await trio.sleep(1)
+            faults.kill(others.slice(gpus=0))
+        statistics = pool.statistics()
+    assert (statistics.failed, statistics.retried) == (1, 0)
+    assert all(replica.is_up for replica in statistics.replicas)
+
+
 @pytest.mark.daily("proc")
 @both
 @simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
