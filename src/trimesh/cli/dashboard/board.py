@@ -121,14 +121,12 @@ def grids(
     activities: Sequence[ProcActivity],
     actors: Sequence[ActorRow],
     calls: Sequence[CallRow],
-    used: Mapping[str, float] | None = None,
     deadlocked: Collection[str] = (),
 ) -> tuple[list[Placed], int]:
     """Return the meshes of a run, those with failures first, and the number of omitted ones.
 
     Args:
         activities, actors, calls: Rows of the run.
-        used: Cores that each process uses, by id.
         deadlocked: Names of actors whose calls wait for each other.
     """
     doing = {one.proc.id: one for one in activities}
@@ -142,7 +140,7 @@ def grids(
         for key in (call.name, call.proc):
             if key not in oldest or oldest[key].age < call.age:
                 oldest[key] = call
-    found = [_proc_grid(name, rows, doing, oldest, used or {}, deadlocked) for name, rows in proc_meshes.items()]
+    found = [_proc_grid(name, rows, doing, oldest, deadlocked) for name, rows in proc_meshes.items()]
     found += [_actor_grid(name, rows, doing, oldest, deadlocked) for name, rows in actor_meshes.items()]
     found.sort(key=lambda one: (_failed(one.grid) == 0, one.grid.kind != "procs", -len(one.names), one.grid.name))
     return found[: limits.PAGE_MESHES_MAX], max(0, len(found) - limits.PAGE_MESHES_MAX)
@@ -157,7 +155,6 @@ def _proc_grid(
     rows: Sequence[ProcRow],
     doing: Mapping[str, ProcActivity],
     oldest: Mapping[str, CallRow],
-    used: Mapping[str, float],
     deadlocked: Collection[str],
 ) -> Placed:
     labels, sizes, cells = _arranged(rows)
@@ -482,7 +479,6 @@ class SeenRun(msgspec.Struct, frozen=True):
         snapshot: Snapshot of the run.
         placed: Its meshes, with the members in their cells.
         activities: Activity of each process.
-        cores: Cores that each process uses, by id.
         hosts: Activity of each machine.
     """
 
@@ -490,7 +486,6 @@ class SeenRun(msgspec.Struct, frozen=True):
     snapshot: RunSnapshot
     placed: tuple[Placed, ...]
     activities: tuple[ProcActivity, ...]
-    cores: dict[str, float] = {}
     hosts: tuple[HostActivity, ...] = ()
 
 
@@ -511,8 +506,9 @@ def see(
     """
     later = _with_last_known(later, earlier)
     activities = activity_between(later, earlier)
-    used = cores_used(later, earlier) or dict(cores or {})
-    placed, meshes_cut = grids(activities, later.actors, later.calls, used, deadlocked_members(later))
+    if cores and earlier is None:
+        activities = [msgspec.structs.replace(one, cpu=cores.get(one.proc.id)) for one in activities]
+    placed, meshes_cut = grids(activities, later.actors, later.calls, deadlocked_members(later))
     wrong = problems(later)
     groups = call_groups(later.calls)
     names = {proc.id: proc.name for proc in later.procs}
@@ -547,18 +543,7 @@ def see(
         events=tuple(reversed(later.events[-most:])),
         left_out={table: count for table, count in left_out.items() if count},
     )
-    return SeenRun(board, later, tuple(placed), tuple(activities), used, tuple(hosts_between(later, earlier)))
-
-
-def cores_used(later: RunSnapshot, earlier: RunSnapshot | None) -> dict[str, float]:
-    """Return the cores that each process has used between two snapshots, by its id; none for one of them without it."""
-    if earlier is None or later.taken_at <= earlier.taken_at:
-        return {}
-    before = {proc.id: proc.cpu_seconds for proc in earlier.procs if proc.cpu_seconds}
-    seconds = later.taken_at - earlier.taken_at
-    return {
-        proc.id: max(0.0, proc.cpu_seconds - before[proc.id]) / seconds for proc in later.procs if proc.id in before
-    }
+    return SeenRun(board, later, tuple(placed), tuple(activities), tuple(hosts_between(later, earlier)))
 
 
 def _with_last_known(later: RunSnapshot, earlier: RunSnapshot | None) -> RunSnapshot:
