@@ -33,7 +33,11 @@ FRAMES = 10
 EVERY = 0.5
 """Seconds between boards; the page of a user gets one a second."""
 
-_FRAMES = "performance.getEntriesByName('trimesh:frame').length"
+_NEXT_FRAME = """new Promise((done) => new PerformanceObserver((list, observer) => {
+    if (!list.getEntriesByName('trimesh:frame').length) return;
+    observer.disconnect();
+    done();
+}).observe({ entryTypes: ['measure'] }))"""
 
 
 async def trimesh_side(scale: Scale) -> Samples:
@@ -87,11 +91,14 @@ async def trimesh_side(scale: Scale) -> Samples:
 
 async def frames(tab: Tab) -> list[float]:
     """Return the processor time of each of the next frames, in milliseconds."""
-    found, seen, before = [], await tab.eval(_FRAMES), await spent(tab)
+    found = list[float]()
+    await tab.eval(_NEXT_FRAME)
+    await trio.sleep(EVERY / 2)  # layout, painting and the answers to requests come after
+    before = await spent(tab)
     for _ in range(FRAMES):
-        await tab.until(f"{_FRAMES} > {seen}")
-        await trio.sleep(EVERY / 4)  # layout and painting come after
-        seen, now = await tab.eval(_FRAMES), await spent(tab)
+        await tab.eval(_NEXT_FRAME)
+        await trio.sleep(EVERY / 2)
+        now = await spent(tab)
         found.append((now - before) * 1e3)
         before = now
     return found

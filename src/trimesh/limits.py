@@ -1090,7 +1090,7 @@ PAGE_RESOLVED_SECONDS: Final = 60.0
 PAGE_ROWS_MAX: Final = 200
 """Rows of a table of the page: calls that differ in more than their member, links, events. Filters find others."""
 PAGE_HOSTS_MAX: Final = 24
-"""Hosts of which the page shows all figures: some 70 elements each; with 200 processes a frame of 50 ms."""
+"""Hosts of which the page shows all figures: with 200 processes below them, a frame of 20 ms, the longest of 40."""
 PAGE_NODES_MAX: Final = 150
 """Boxes in the picture of the wait graph; calls that differ in their member only are one."""
 PAGE_LINES_MAX: Final = 2_000

@@ -389,7 +389,7 @@ async def test_hosts_and_their_processes(chromium: Chromium):
                     "16.0 MiB/s in, 1.0 MiB/s out", "agent 900 running", "Python 3.12.4"):  # fmt: skip
                 assert text in cards[3]
             assert "GiB free" in await tab.text(".host dd .wrong")
-            names = "[...document.querySelectorAll('main table:last-child .link')].map((one) => one.innerText)"
+            names = "[...document.querySelectorAll('main table:last-child .link')].map((one) => one.textContent)"
             wrong = ["trainers[hosts=9,gpus=5]", "trainers[hosts=9,gpus=6]"]
             assert sorted((await tab.eval(names))[:2]) == wrong
             await tab.eval("document.querySelector('.sort').click()")
