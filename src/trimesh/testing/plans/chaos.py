@@ -270,7 +270,7 @@ class Chaos:
             TypeError: There is no such kind.
             ValueError: All weights are 0, a number is out of range, or `bounds` names no kind of this plan.
         """
-        given = cast("Mapping[str, float]", weights)
+        given: Mapping[str, float] = {**cast("dict[str, float]", weights)}
         for kind in given:
             if kind not in KINDS:
                 raise TypeError(
@@ -280,10 +280,10 @@ class Chaos:
         if not given and not nemeses:
             given = dict.fromkeys(GENTLE, 1.0)
             bounds = {**dict.fromkeys(PARTITIONS, (0.0, limits.LEASE_SECONDS / 2)), **bounds}
-        weights_by_kind = {kind: given.get(kind, 0.0) for kind in KINDS}
+        weight_of: dict[str, float] = {kind: given.get(kind, 0.0) for kind in KINDS}
         own = {nemesis.__name__: nemesis for nemesis in nemeses or {}}
-        weights_by_kind.update({nemesis.__name__: weight for nemesis, weight in (nemeses or {}).items()})
-        chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights_by_kind.items() if weight)
+        weight_of.update({nemesis.__name__: weight for nemesis, weight in (nemeses or {}).items()})
+        chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weight_of.items() if weight)
         if not chosen:
             raise ValueError(f"chaos.plan needs a weight of at least one kind of fault, got none of {', '.join(KINDS)}")
         if not 0 < every[0] <= every[1]:
