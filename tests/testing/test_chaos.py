@@ -220,6 +220,7 @@ def test_wrong_plan_is_refused(options, text):
 @pytest.mark.mesh_backend("sim", "proc")
 @simulate(seeds=4, per_host={"gpus": 3})
 async def test_plan_without_weights_only_delays(mesh, chaos):
+    """S3."""
     w = await mesh.spawn("w", Worker)
     plan = chaos.plan() if is_exact() else chaos.plan(every=(0.1, 0.3), bounds=dict.fromkeys(("lag", "gil"), (0, 0.1)))
     assert {kind for kind, _ in plan.weights} == set(GENTLE)

@@ -182,7 +182,7 @@ async def test_faults_in_threads_are_all_reported(mesh, faults, fault_log, tmp_p
 @BOTH
 @simulate(seeds=2)
 async def test_write_is_torn_in_a_thread(faults, fault_log, tmp_path):
-    """The fault is reported before the process is killed."""
+    """S3: the fault is reported before the process is killed."""
     path = tmp_path / "log"
     path.write_text("")
     with pytest.RaisesGroup(ProcDied):

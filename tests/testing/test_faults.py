@@ -334,7 +334,7 @@ async def test_clock_that_runs_fast_ends_a_budget_early(mesh, faults):
 @pytest.mark.mesh_backend("sim", "proc")
 @simulate(seeds=5)
 async def test_slow_clock_is_healed(mesh, faults):
-    """S1: healed twice, as once."""
+    """S3: healed twice, as once."""
     w = await mesh.slice(gpus=0).spawn("w", Worker)
 
     async def rate() -> float:

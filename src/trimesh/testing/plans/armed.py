@@ -45,7 +45,7 @@ ARMED = -1
 """Index of a `Fired` message by which a process reports that it is armed, not that a fault fired."""
 
 REPORT_SECONDS: Final = 1.0
-"""Longest wait of a thread that a fault kills for Trio's thread to report the fault: milliseconds, unless it blocks."""
+"""Longest wait for the report of a fault that ends its process or a link: milliseconds, unless Trio's thread blocks."""
 
 
 @attrs.frozen
@@ -97,11 +97,16 @@ class Armed:
     resolver: FaultyResolver = attrs.field(init=False)
     _planner: Peer | None = None
     _heals: dict[int, Heal] = attrs.field(factory=dict[int, Heal])
+    _reports: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event])
+    _last_fired: int = ARMED
+    _lost: list[Link] = attrs.field(factory=list[Link])
     _thread: int = attrs.field(factory=threading.get_ident)
     _trio: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
 
     def __attrs_post_init__(self) -> None:
-        self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
+        self.faults = ActiveFaults(
+            self._fired, lambda _: place_name(self.mesh, self.point), is_reported=self._is_reported
+        )
         self.disk = FaultyDisk(_is_in_actor, partial(self.faults.touching, self.place), time.sleep, self._kill)
         resolving = partial(self.faults.resolving, self.place)
         self.resolver = FaultyResolver(lambda: bool(self.faults.active), resolving, time.sleep)
@@ -124,10 +129,17 @@ class Armed:
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Return False, and end the link, if a fault loses this message."""
+        if link in self._lost and not isinstance(message, messages.Heal):
+            return False
         if self.faults.received(self.place, proc, peer, message):
             return True
-        lose_link(proc, link)
+        self._lost.append(link)
+        trio.lowlevel.spawn_system_task(self._lose, link)
         return False
+
+    async def _lose(self, link: Link) -> None:
+        await self._is_reported(self._last_fired)
+        lose_link(self.proc, link)
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
         return self.faults.launching(request)
@@ -152,8 +164,13 @@ class Armed:
         del proc_id
         return self.faults.operating(self.place)
 
+    async def _is_reported(self, index: int) -> None:
+        with trio.move_on_after(REPORT_SECONDS):
+            await self._reports.setdefault(index, trio.Event()).wait()
+
     def _fired(self, index: int, site: str, where: str) -> None:
         assert self._planner is not None
+        self._last_fired = index
         self._in_trio(partial(_tell, self._planner, index, site, where))
 
     def _in_trio(self, function: Callable[[], None]) -> None:
@@ -192,6 +209,7 @@ class Armed:
         del peer, bodies
         self._check(message.token)
         self._heals.pop(message.index, healed)()
+        self._reports.setdefault(message.index, trio.Event()).set()
 
 
 def _is_in_actor() -> bool:

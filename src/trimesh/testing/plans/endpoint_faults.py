@@ -136,10 +136,11 @@ class LostCall(_OfEndpoint):
         if self.what == "request" or not self._hits(active, cell, call.mesh, spec.name, self.nth, 1):
             return spec
         active.fire("dispatch", place_name(cell.spec.name, cell.spec.point))
-        return self._losing(spec, call)
+        return self._losing(active, spec, call)
 
-    def _losing(self, spec: EndpointSpec, call: IncomingCall) -> EndpointSpec:
+    def _losing(self, active: ActiveFault, spec: EndpointSpec, call: IncomingCall) -> EndpointSpec:
         async def losing(*args: Any, **kwargs: Any) -> Any:
+            await active.faults.is_reported(active.index)
             if self.what == "in_flight":
                 lose_link(current_proc(), call.link)
             result = await run(spec, *args, **kwargs)

@@ -266,6 +266,7 @@ class ActiveFaults:
         active: Faults that have begun and are not healed.
         spend: Blocks code of a process for some seconds, or a part of them; returns for how many.
         counting: Held while events are counted, also by threads.
+        is_reported: Waits until the test knows that a fault happened, which a broken link could lose.
     """
 
     on_fired: Callable[[int, str, str], None]
@@ -273,6 +274,7 @@ class ActiveFaults:
     active: list[ActiveFault] = attrs.field(factory=list[ActiveFault])
     spend: Callable[[Place, float], float] = attrs.field(default=lambda _, seconds: _block(seconds))
     counting: threading.Lock = attrs.field(factory=threading.Lock)
+    is_reported: Callable[[int], Awaitable[None]] = attrs.field(default=lambda _: _at_once())
     _starts: int = 0
 
     def begin(self, index: int, fault: Fault) -> Heal:
@@ -349,6 +351,10 @@ def _block(seconds: float) -> float:
     part = min(seconds, BLOCK_SECONDS)
     time.sleep(part)
     return part
+
+
+async def _at_once() -> None:
+    """Return without a checkpoint: a simulation knows already."""
 
 
 async def raise_after(seconds: float, error: BaseException | None) -> None:

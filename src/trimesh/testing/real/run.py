@@ -190,6 +190,8 @@ class RealExecutor:
                 self._armed_seats.add((member.mesh, member.rank))
         elif 0 <= message.index < len(self.plan.planned):
             self.fire(message.index, message.site, message.where)
+            if self.plan.planned[message.index].fault.loses_link:  # the process waits for this with the link
+                peer.send(Parcel(messages.encode(messages.Heal(self.token, message.index))))
 
     def fire(self, index: int, site: str, where: str, ago: float = 0.0) -> None:
         """Record that a planned fault happens now, or happened `ago` seconds ago."""
