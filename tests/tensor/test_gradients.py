@@ -277,6 +277,37 @@ def test_grad_generator_yields_what_autograd_gives(is_backwards: bool) -> None:
         assert one is None or torch.allclose(one, other, atol=1e-6)
 
 
+def test_grad_generator_yields_the_dtypes_and_sizes_of_the_parameters() -> None:
+    """Promoted and broadcast operands, real ones of complex results, and outputs of a Function that are not used."""
+    seen: list[Any] = []
+
+    class Parts(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return x * 2, x.double().repeat(2), x * 3
+
+        @staticmethod
+        def backward(_: Any, first: Any, second: Any, third: Any) -> Any:
+            seen.append([(one.dtype, tuple(one.size()), one.any().item()) for one in (first, second)])
+            return third * 3
+
+    half, single, double = (torch.randn(3, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
+    column = torch.randn(3, 1)
+    params = [one.requires_grad_() for one in (half, single, double, column)]
+    product = (half * single) * (double + column)  # of two dimensions
+    turned = torch.polar(single, single.detach()) * double
+    roots = [product.sum(), turned.abs().sum(), (turned * (1 + 2j)).real.sum(), Parts.apply(single)[2].sum()]
+    expected = torch.autograd.grad(roots, params, retain_graph=True)
+
+    found = list(trimesh.grad_generator(roots, params))
+
+    for one, other in zip(found, expected, strict=True):
+        assert one is not None
+        assert (one.dtype, one.size()) == (other.dtype, other.size())
+        torch.testing.assert_close(one, other)
+    assert seen == [[(torch.float32, (3,), False), (torch.float64, (6,), False)]] * 2
+
+
 def test_grad_generator_computes_no_more_than_was_asked_for() -> None:
     executed = []
 

@@ -44,7 +44,8 @@ def grad_generator(
     tensors of this process.
 
     Hooks of `params` run. Hooks of nodes, and of tensors between `params` and the roots, do not: torch exposes them
-    only to its own engine.
+    only to its own engine. Nor does it expose `set_materialize_grads(False)`: the `backward` of a
+    `torch.autograd.Function` gets zeros for outputs that have no gradient.
 
     Args:
         roots: Tensors to differentiate; of one element each, unless `grad_roots` is given.
@@ -168,13 +169,13 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
     if not isinstance(node, BackwardCFunction):
         results = node(*grads)
         return results if isinstance(results, tuple) else (results,)
-    # Torch's engine passes zeros for missing gradients to a user's Function.
+    # Torch's engine passes zeros for missing gradients to a user's Function, unless it has called
+    # `set_materialize_grads(False)`, which cannot be read.
     one = next(iter(arrived.values()))
-    if getattr(node, "materialize_grads", True):
-        grads = [
-            one.new_zeros(tuple(meta.shape), dtype=meta.dtype) if grad is None else grad
-            for grad, meta in zip(grads, metas, strict=True)
-        ]
+    grads = [
+        one.new_zeros(tuple(meta.shape), dtype=meta.dtype) if grad is None else grad
+        for grad, meta in zip(grads, metas, strict=True)
+    ]
     apply: Any = node.apply
     results = apply(*grads)
     return results if isinstance(results, tuple) else (results,)
