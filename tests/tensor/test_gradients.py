@@ -252,6 +252,12 @@ async def test_layers_of_torch_train_on_ranks_as_in_this_process() -> None:
     assert wrong == []
 
 
+@trimesh.remote
+def powers(x: Any, exponent: int) -> Any:
+    """Return a power, an integer, and another power."""
+    return x**exponent, x.argmax(), x ** (exponent + 1)
+
+
 # ---- one at a time ---------------------------------------------------------------------------------------------------
 
 
@@ -278,25 +284,30 @@ def test_grad_generator_yields_what_autograd_gives(is_backwards: bool) -> None:
 
 
 def test_grad_generator_yields_the_dtypes_and_sizes_of_the_parameters() -> None:
-    """Promoted and broadcast operands, real ones of complex results, and outputs of a Function that are not used."""
+    """Promoted and broadcast operands, real ones of complex results, arguments and outputs of a Function without any."""
     seen: list[Any] = []
 
     class Parts(torch.autograd.Function):
         @staticmethod
-        def forward(_: Any, x: Any) -> Any:
+        def forward(_: Any, name: str, scale: Any, x: Any) -> Any:
             return x * 2, x.double().repeat(2), x * 3
 
         @staticmethod
         def backward(_: Any, first: Any, second: Any, third: Any) -> Any:
             seen.append([(one.dtype, tuple(one.size()), one.any().item()) for one in (first, second)])
-            return third * 3
+            return None, None, third * 3
 
     half, single, double = (torch.randn(3, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
     column = torch.randn(3, 1)
     params = [one.requires_grad_() for one in (half, single, double, column)]
     product = (half * single) * (double + column)  # of two dimensions
     turned = torch.polar(single, single.detach()) * double
-    roots = [product.sum(), turned.abs().sum(), (turned * (1 + 2j)).real.sum(), Parts.apply(single)[2].sum()]
+    roots = [
+        product.sum(),
+        turned.abs().sum(),
+        (turned * (1 + 2j)).real.sum(),
+        Parts.apply("parts", torch.ones(1), single)[2].sum(),
+    ]
     expected = torch.autograd.grad(roots, params, retain_graph=True)
 
     found = list(trimesh.grad_generator(roots, params))
@@ -353,6 +364,16 @@ def test_grad_generator_refuses_what_has_no_gradient() -> None:
         next(trimesh.grad_generator(weight * 2, [weight]))
     with pytest.raises(RuntimeError, match="require gradients"):
         next(trimesh.grad_generator(weight.sum(), [torch.ones(3)]))
+
+
+async def test_grad_generator_walks_through_remote_functions() -> None:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+        with procs.activate():
+            weight = torch.tensor([1.0, 3.0]).requires_grad_()
+            squared, _, unused = powers(weight, 2)
+            [found] = trimesh.grad_generator(squared.sum(), [weight])
+        assert [one.tolist() for one in (await trimesh.fetch(found)).values()] == [[2.0, 6.0]] * 2
+        assert unused.requires_grad
 
 
 async def test_grad_generator_walks_through_two_meshes() -> None:

@@ -315,7 +315,7 @@ class _Differentiable(torch.autograd.Function):
         if any(grad is not None and grad.requires_grad for grad in grads):
             raise RuntimeError("the gradient of a remote function cannot be differentiated, got create_graph=True")
         team: Team = ctx.graph._held.team
-        given = Sizes(index for index, grad in enumerate(grads) if grad is not None)
+        given = Sizes(index for index, grad in enumerate(grads) if grad is not None and grad.is_floating_point())
         metas = [_row_major(team, meta) for meta in ctx.metas]
         found = call_kernel(
             team, "function_backward", ctx.graph, [grads[index] for index in given], given, outputs=metas

@@ -10,6 +10,7 @@ Gradients that have reached other nodes wait there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
@@ -158,17 +159,18 @@ class _Walk:
         with torch.no_grad():
             with executing(node):
                 results = _called(node, arrived)
-            for following, result in zip(node.next_functions, results, strict=False):
+            for following, result in results:
                 if following[0] is not None and result is not None:
                     self.add(following, _as_expected(following, result))
 
 
-def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tensor | None]:
+def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Iterable[tuple[_Edge, torch.Tensor | None]]:
+    """Run a node; return the gradients of its inputs, each with the edge that it goes to."""
     metas = node._input_metadata
     grads = [arrived.get(number) for number in range(len(metas))]
     if not isinstance(node, BackwardCFunction):
         results = node(*grads)
-        return results if isinstance(results, tuple) else (results,)
+        return zip(node.next_functions, results if isinstance(results, tuple) else (results,), strict=False)
     # Torch's engine passes zeros for missing gradients to a user's Function, unless it has called
     # `set_materialize_grads(False)`, which cannot be read.
     one = next(iter(arrived.values()))
@@ -178,7 +180,9 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
     ]
     apply: Any = node.apply
     results = apply(*grads)
-    return results if isinstance(results, tuple) else (results,)
+    # It returns a result for each argument, tensor or not; only tensors have edges.
+    needed = itertools.compress(results if isinstance(results, tuple) else (results,), node.needs_input_grad)
+    return zip((edge for edge in node.next_functions if edge[0] is not None), needed, strict=False)
 
 
 def _as_expected(edge: _Edge, grad: torch.Tensor) -> torch.Tensor:
