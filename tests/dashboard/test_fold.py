@@ -193,6 +193,11 @@ def test_host_has_figures_of_the_machine_and_of_its_processes():
     machines = [(one.machine.cpu, one.machine.received, one.machine.sent) for one in table.hosts]
     assert machines == [(2.5, 4.0, 2.0), (None, None, None)]
     assert [one.machine.host.name for one in host_table(see(second), name="gpus=1").hosts] == ["a"]
+    silent = (HostRow(name="a", agent="silent", state="silent", procs=2),)
+    third = RunSnapshot(taken_at=3.0, procs=rows[1], hosts=silent)
+    [one] = see(third, second).hosts  # GD-4
+    assert (one.host.at, one.host.cpu_seconds, one.host.agent, one.host.procs) == (11.0, 10.0, "silent", 2)
+    assert one.cpu is None
     assert [one.name for one in table.procs] == [f"procs[gpus={rank}]" for rank in (2, 3, 1, 0)]
     assert [one.host for one in host_table(see(second), "name", "gpus=3").procs] == ["b"]
     with pytest.raises(ValueError, match="must be one of memory, cpu"):

@@ -256,8 +256,8 @@ async def test_processes_and_their_actors_are_one_card(chromium: Chromium):
 
 
 SHIFTED = """new Promise((done) => new PerformanceObserver((list) =>
-    done(list.getEntries().reduce((sum, one) => sum + one.value, 0))).observe({ type: 'layout-shift', buffered: true })
-    || setTimeout(() => done(0), 300))"""
+    done(list.getEntries().reduce((most, one) => Math.max(most, one.value), 0)))
+    .observe({ type: 'layout-shift', buffered: true }) || setTimeout(() => done(0), 300))"""
 
 
 async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
@@ -275,7 +275,7 @@ async def test_overview_has_sums_curves_meshes_and_events(chromium: Chromium):
             assert "Died" in await tab.text(".last")
             frames = "performance.getEntriesByName('trimesh:frame').length"
             await tab.until(f"{frames} >= 5")
-            assert await tab.eval(SHIFTED) < 0.02
+            assert await tab.eval(SHIFTED) < 0.005  # words of the legend; their sum grows with the number of boards
             loaded = "performance.getEntriesByType('resource').reduce((sum, one) => sum + one.encodedBodySize, 0)"
             assert 50_000 < await tab.eval(loaded) < 150_000
             assert tab.said == []

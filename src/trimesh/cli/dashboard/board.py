@@ -4,7 +4,7 @@ GD-1 A process is a letter by its state. An actor has the letter of its process,
      letter shows the actor's activity. One whose calls wait for each other is marked, if its process is well.
 GD-2 A mesh with too few of the points of its extent is drawn as a row of its members.
 GD-3 An actor mesh is drawn on the card of the process mesh that has most of its members.
-GD-4 A process that does not answer keeps the memory and the actors that were last seen.
+GD-4 A process that does not answer keeps the memory and the actors that were last seen, a host its figures.
 GD-5 The last two dimensions of a mesh are its rows and columns; the others are grids side by side. Rows that do not fit
      go on below, at a multiple of 8.
 
@@ -33,6 +33,7 @@ from trimesh.observe import (
     Cause,
     EventRow,
     GrantRow,
+    HostRow,
     JobRow,
     LinkRow,
     ProcActivity,
@@ -547,9 +548,14 @@ def see(
 
 
 def _with_last_known(later: RunSnapshot, earlier: RunSnapshot | None) -> RunSnapshot:
-    """Complete the rows of processes that do not answer by what was last seen of them (GD-4)."""
+    """Complete the rows of hosts and processes that do not answer by what was last seen of them (GD-4)."""
+    if earlier is None:
+        return later
+    known = {host.name: host for host in earlier.hosts if host.at}
+    hosts = tuple(_host_as_known(host, known.get(host.name)) for host in later.hosts)
+    later = msgspec.structs.replace(later, hosts=hosts)
     mute = {proc.id for proc in later.procs if proc.state in ("silent", "stopped")}
-    if earlier is None or not mute:
+    if not mute:
         return later
     before = {proc.id: proc for proc in earlier.procs if proc.id in mute}
     reported = {actor.proc for actor in later.actors}
@@ -565,6 +571,20 @@ def _with_last_known(later: RunSnapshot, earlier: RunSnapshot | None) -> RunSnap
     )
     actors = tuple(actor for actor in earlier.actors if actor.proc in mute - reported)
     return msgspec.structs.replace(later, procs=procs, actors=later.actors + actors)
+
+
+def _host_as_known(host: HostRow, before: HostRow | None) -> HostRow:
+    if before is None or host.agent in ("", "running") or host.at:
+        return host
+    return msgspec.structs.replace(
+        before,
+        procs=host.procs,
+        failed=host.failed,
+        state=host.state,
+        agent=host.agent,
+        said=host.said,
+        torch=host.torch or before.torch,
+    )
 
 
 def with_end(seen: SeenRun, state: str, said: str, cause: Cause | None = None, *, number: int) -> SeenRun:

@@ -5,7 +5,7 @@ import { ask } from "./run.js";
 import { Sample } from "./meshes.js";
 import { LETTERS_OF } from "./cells.js";
 import { Name, Table } from "./table.js";
-import { count, many, rounded, size } from "./format.js";
+import { clock, count, many, rounded, size } from "./format.js";
 
 const NEARLY = 0.95; // a share of memory or of a file system from which it counts as full
 
@@ -56,7 +56,9 @@ function Host({ use, isLive }) {
   const { host, cpu, received, sent } = use.machine;
   const used = host.memory_bytes - host.memory_free_bytes;
   return html`<section class="card host" aria-label=${`host ${host.name || "this host"}`}>
-    <header><h2>${host.name || "this host"}</h2>${isLive && html`<${State} host=${host} />`}</header>
+    <header><h2>${host.name || "this host"}</h2>${isLive && html`<${State} host=${host} />`}
+      ${host.at > 0 && ["silent", "lost"].includes(host.agent) && html`<span class="dim">as last seen at ${clock(host.at)}</span>`}
+    </header>
     ${host.at > 0 && html`<dl>
       <${Figure} name="CPU" share=${cpu === null ? null : cpu / host.cpus} text=${`${cpu === null ? "–" : rounded(cpu)} of ${many(host.cpus, "core")}`} />
       <${Figure} name="memory" share=${used / host.memory_bytes} most=${NEARLY} text=${`${size(used)} of ${size(host.memory_bytes)}`} />
