@@ -57,6 +57,15 @@ async def look(**options: int) -> Any:
     return await observe.snapshot(seconds=HANG_SECONDS, **options)
 
 
+async def test_only_a_real_run_has_figures_of_its_machines(backend: Backend):
+    """Q1: a simulation must not depend on the machine that it runs on."""
+    async with backend.procs({"gpus": 2}):
+        seen = await look()
+        assert sum(host.procs for host in seen.hosts) == 3
+        is_real = not isinstance(backend, SimBackend)
+        assert {(host.at > 0, host.cpus > 0, host.kernel != "") for host in seen.hosts} == {(is_real,) * 3}
+
+
 async def test_snapshot_has_every_process_and_actor(backend: Backend):
     """Q1: the controller and its processes, each with what lives there."""
     async with backend.procs({"gpus": 3}) as procs:
