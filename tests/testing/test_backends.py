@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ import trio
 from tests.testing.actors import Worker
 
 import trimesh
-from trimesh import ProcDied, this_host
+from trimesh import Actor, ProcDied, endpoint, this_host
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
-from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.real.run import run_real
+from trimesh.testing.real.run import RealSeed, run_real
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 both = pytest.mark.mesh_backend("sim", "proc")
@@ -79,6 +79,66 @@ async def test_process_ends(faults, how, expected):
     assert {name: getattr(error, name) for name in expected} == expected
 
 
+class Store(Actor):
+    """Keeps values."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+
+    @endpoint
+    async def put(self, value: int) -> None:
+        self.values.append(value)
+
+    @endpoint
+    async def all(self) -> list[int]:
+        return self.values
+
+
+class Front(Actor):
+    """Passes values on, and counts them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.count = store, 0
+
+    @endpoint
+    async def put(self, value: int) -> int:
+        self.count += 1
+        await self.store.put.call_one(value)
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("at", "stored"), [("start", [0]), ("end", [0, 1]), ("reply", [0, 1])], ids=["start", "end", "reply"]
+)
+@both
+@simulate(seeds=3, supervision=trimesh.Restart(backoff=trimesh.Backoff(0.01)))
+async def test_process_ends_at_a_call(mesh, faults, fault_log, at, stored):
+    """S4: before its endpoint, before its answer, or with its answer."""
+    store = await mesh.slice(gpus=0).spawn("store", Store)
+    front = await mesh.slice(gpus=1).spawn("front", Front, store)
+    await front.put.call_one(0)
+
+    faults.kill({"gpus": 1}, at=at)
+    if at == "reply":
+        assert await front.put.call_one(1) == 2
+    else:
+        with pytest.raises(ProcDied):
+            await front.put.call_one(1)
+
+    assert await store.all.call_one() == stored
+    with suppress(ProcDied):  # the death may come after the call
+        assert await front.put.call_one(2) == 1
+    assert [fired.where for fired in fault_log] == ["procs[gpus=1]"]
+
+
+@simulate(seeds=1)
+async def test_kill_at_a_call_is_checked(mesh, faults):
+    with pytest.raises(ValueError, match="one of now, start, end, reply"):
+        faults.kill(mesh, at="later")
+    with pytest.raises(ValueError, match=r"needs how=.sigkill."):
+        faults.kill(mesh, how="abort", at="end")
+
+
 @pytest.mark.parametrize("fault", ["hold_gil(0.3)", "lag"])
 @both
 @simulate(seeds=3)
@@ -139,4 +199,4 @@ def test_planned_fault_of_a_real_process_must_fire():
         await w.step.call()
 
     with pytest.raises(UnfiredFault, match="nth=3"):
-        run_real(body, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), FaultPlan())
+        run_real(body, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), [RealSeed()])

@@ -13,8 +13,7 @@ from tests.testing.actors import Worker, is_exact
 import trimesh
 from trimesh import Actor, LinkLost, MeshErrorGroup, ProcDied, SpawnError, endpoint, limits, this_host
 from trimesh.testing import UnfiredFault, simulate
-from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.real.run import run_real
+from trimesh.testing.real.run import RealSeed, run_real
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 both = pytest.mark.mesh_backend("sim", "proc")
@@ -425,4 +424,4 @@ def test_link_fault_of_real_processes_must_fire():
         faults.link({"gpus": 0}, {"gpus": 1}).delay(0.1)
 
     with pytest.raises(UnfiredFault, match="delay"):
-        run_real(body, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), FaultPlan())
+        run_real(body, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), [RealSeed()])

@@ -188,6 +188,34 @@ def test_short_summary_has_the_first_failure_of_a_group(tmp_path: Path):
     assert "::test_without_a_mesh - ExceptionGroup: Exceptions from Trio nursery" in report  # as without this plugin
 
 
+DIFFERING = """
+import pytest
+from trimesh.testing import simulate
+
+@pytest.mark.mesh_backend("sim", "proc")
+@pytest.mark.parametrize("size", [1, 2])
+@simulate(seeds=3, real_seeds=2)
+async def test_by_back_end(mesh_backend_name, chaos, size):
+    assert mesh_backend_name == "proc" or chaos.seed < size, "the seed is too large"
+
+@pytest.mark.mesh_backend("sim", "proc")
+@simulate(seeds=3)
+async def test_that_fails_everywhere(mesh_backend_name):
+    raise ValueError("it fails")
+"""
+
+
+@pytest.mark.real
+def test_summary_compares_the_verdicts_of_the_back_ends(tmp_path: Path):
+    """S4: a line for each test that fails on some of them only."""
+    lines = [line for line in run(tmp_path, "-n", "0", suite=DIFFERING).splitlines() if line.startswith("mesh: test_")]
+
+    assert lines == [
+        "mesh: test_by_back_end[1]: sim fails (seed 0x1: the seed is too large), proc passes (2 seeds)",
+        "mesh: test_by_back_end[2]: sim fails (seed 0x2: the seed is too large), proc passes (2 seeds)",
+    ]
+
+
 def test_simulate_takes_async_tests_only():
     with pytest.raises(TypeError, match="async test"):
         simulate()(lambda: None)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ import trio
 from tests.testing.actors import Worker
 
 from trimesh import Actor, endpoint
-from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real import run as real_run
 from trimesh.testing.simulated.oracles import STEPS_MAX
 from trimesh.testing.simulated.seeded_run import HangError, SeededOptions, run_once
@@ -104,7 +103,7 @@ def run_simulated(body: Any) -> None:
 
 
 def run_real(body: Any) -> None:
-    real_run.run_real(body, {"mesh": None}, SeededOptions({"gpus": 1}), FaultPlan())
+    real_run.run_real(body, {"mesh": None}, SeededOptions({"gpus": 1}), [real_run.RealSeed()])
 
 
 ONE_RUN = pytest.mark.parametrize(

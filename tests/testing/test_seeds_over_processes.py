@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import attrs
 import pytest
 import trio
 
@@ -182,6 +184,28 @@ def test_test_without_chance_runs_once_by_default_over_real_processes():
     run = item(body, count=2)
     run_over_processes(run)
     assert (runs, run.ran) == ([2, 2, 2], {0, 1})
+
+
+@pytest.mark.real
+def test_seeds_of_a_test_have_processes_of_their_own():
+    """S4: they share what starts them."""
+    pids: list[int] = []
+
+    class Named(Actor):
+        @endpoint
+        async def pid(self) -> int:
+            return os.getpid()
+
+    async def body(mesh: Any) -> None:
+        named = await mesh.spawn("named", Named)
+        pids.extend((await named.pid.call()).values())
+
+    run = item(body)
+    run.simulated = attrs.evolve(run.simulated, real_seeds=3)
+    run_over_processes(run)
+
+    assert run.ran == {0, 1, 2}
+    assert len(set(pids)) == len(pids) == 6
 
 
 @pytest.mark.real

@@ -31,9 +31,8 @@ import trimesh
 from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, endpoint
 from trimesh.rdma import Published
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
-from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.plans.system_faults import TransferFault
-from trimesh.testing.real.run import run_real
+from trimesh.testing.real.run import RealSeed, run_real
 from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
 
 both = pytest.mark.mesh_backend("sim", "proc")
@@ -186,7 +185,7 @@ def test_planned_transfer_must_be_made():
 @pytest.mark.real
 def test_planned_transfer_of_a_real_process_must_be_made():
     with pytest.raises(UnfiredFault, match=r"gpus=1.*controller nth=2"):
-        run_real(_one_transfer, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), FaultPlan())
+        run_real(_one_transfer, {"mesh": None, "faults": None}, SeededOptions({"gpus": 2}), [RealSeed()])
 
 
 async def _one_that_matters(mesh: Any, faults: Any) -> None:

@@ -6,6 +6,7 @@
 | `launching` | a process is about to be started; the test may change or refuse it |
 | `dispatch` | a slot has taken a call from the mailbox; the returned endpoint runs instead |
 | `operating` | a rank of a mesh of tensors is about to run operators; the test may fail or delay them |
+| `answered` | the last frame of a call has been sent, or queued behind others |
 | `moving` | a transfer of a buffer is about to start; the test may delay or fail it |
 """
 
@@ -49,6 +50,10 @@ class Sites(Protocol):
 
     def operating(self, proc_id: ProcId) -> AbstractContextManager[Any] | None:
         """Return a context in which a rank of a process runs operators, or None; called in the rank's thread."""
+        ...
+
+    def answered(self, call: IncomingCall) -> None:
+        """Observe that a call has been answered; broadcasts are not."""
         ...
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:

@@ -30,6 +30,7 @@ from trimesh.testing.running import (
     read_seed,
     runs_told,
 )
+from trimesh.testing.verdicts import VERDICT, differing
 from trimesh.testing.zombie_guard import guard
 
 _BODY: pytest.StashKey[Any] = pytest.StashKey()
@@ -100,6 +101,15 @@ def _backend_of(item: pytest.Function) -> str:
     return str(params.get("mesh_backend_name", "sim"))
 
 
+def _test_of(item: pytest.Function) -> tuple[str, str, str]:
+    """Return file and name of a test without its back end, and the back end."""
+    backend = _backend_of(item)
+    file, _, name = item.nodeid.partition("::")
+    test, _, parameters = name.partition("[")
+    others = [one for one in parameters.removesuffix("]").split("-") if one != backend]
+    return file, f"{test}[{'-'.join(others)}]" if others else test, backend
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one item for each back end of a marked test."""
     marked = metafunc.definition.get_closest_marker("mesh_backend")
@@ -122,6 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.stash[_BODY] = item.obj
             if _backend_of(item) == "sim":
                 item.add_marker(SEEDED)
+            if is_marked:
+                item.user_properties.append((VERDICT, [*_test_of(item), 0, None]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -154,13 +166,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Report the number of tests and runs under seeds."""
+    """Report the number of tests and runs under seeds, and tests whose back ends differ."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
     first = int(config.getoption("--mesh-first-seed") or 0)
     properties = (getattr(report, "user_properties", ()) for report in reports)
     told = runs_told(properties, first, config.getoption("--mesh-fresh-seed"))
     if told:
         terminalreporter.write_line(f"mesh: {told}")
+    for line in differing([*reports, *terminalreporter.getreports("skipped")]):
+        terminalreporter.write_line(f"mesh: {line}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -172,7 +186,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     option = cast("Callable[[str], Any]", pyfuncitem.config.getoption)
     names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 - what pytest itself passes on
-    wanted = {name: pyfuncitem.funcargs[name] for name in names if name != "mesh_backend_name"}
+    wanted = {name: pyfuncitem.funcargs[name] for name in names}
     settings = RunSettings(
         seeds=plan_of(pyfuncitem),
         trace_file=option("--mesh-trace"),
@@ -184,6 +198,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     finally:
         if run.ran:
             pyfuncitem.user_properties.append((SEEDED.name, len(run.ran)))
+        for name, verdict in pyfuncitem.user_properties:
+            if name == VERDICT:
+                cast("list[object]", verdict)[-2:] = [len(run.ran), run.failed]
         for title, text in run.sections:
             pyfuncitem.add_report_section("call", title, text)
     return True

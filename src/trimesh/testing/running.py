@@ -20,7 +20,7 @@ from trimesh import limits
 from trimesh.errors import add_note, leaves
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.plan import FaultPlan, compact, rest_after
-from trimesh.testing.real.run import run_net, run_real
+from trimesh.testing.real.run import RealSeed, run_net, run_real
 from trimesh.testing.simulated.oracles import STEPS_MAX
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
@@ -43,16 +43,19 @@ class Simulated:
         seeds: Number of seeds.
         sometimes: Conditions that at least one seed must reach.
         options: Options of each run.
+        real_seeds: Number of seeds over real processes and hosts; 0 for the default.
     """
 
     seeds: int
     sometimes: tuple[str, ...]
     options: SeededOptions
+    real_seeds: int = 0
 
 
 def simulate(
     *,
     seeds: int = SEEDS_DEFAULT,
+    real_seeds: int = 0,
     hosts: int = 0,
     per_host: Mapping[str, int] | None = None,
     sometimes: tuple[str, ...] = (),
@@ -66,6 +69,7 @@ def simulate(
 
     Args:
         seeds: Number of seeds, from 0 on. `--mesh-seeds` overrides it.
+        real_seeds: Number of seeds over real processes and hosts. By default 3 with chaos; 1 without, and no delays.
         hosts: Number of hosts of the fixture `host_mesh`, on which `mesh` is spawned; 0 for this host alone.
         per_host: Extent of the fixture `mesh` on each host; by default `{"gpus": 2}`.
         sometimes: Names given to `chaos.sometimes`, each of which some seed must reach.
@@ -77,14 +81,16 @@ def simulate(
 
     Raises:
         TypeError: The test is no coroutine function.
-        ValueError: `seeds` is below 1, or `hosts` below 0.
+        ValueError: `seeds` is below 1, `real_seeds` or `hosts` below 0.
     """
     if seeds < 1:
         raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
+    if real_seeds < 0:
+        raise ValueError(f"real_seeds= must be a number of seeds, or 0 for the default, got {real_seeds!r}")
     if not 0 <= hosts <= limits.JOB_HOSTS_MAX:
         raise ValueError(f"hosts= must be a number from 0 to {limits.JOB_HOSTS_MAX}, got {hosts!r}")
     simulated = Simulated(
-        seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max, hosts)
+        seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max, hosts), real_seeds
     )
 
     def decorate(test: F) -> F:
@@ -109,11 +115,7 @@ FRESH_BITS: Final = 32
 
 
 REAL_SEEDS: Final = 3
-"""Default seeds of a test over real processes with random faults: its mesh takes a quarter of a second to start."""
-
-NETWORK_SEEDS: Final = 1
-"""Default seeds of such a test over hosts in network namespaces, which take seconds to start."""
-
+"""Default seeds of a test over real processes, or hosts, with random faults."""
 
 REAL_JITTERS: Final = (0.001, 0.01, 0.05)
 """Longest delays of messages between real processes, in seconds; the seed of a run selects one. Seed 0 delays none, so
@@ -233,6 +235,7 @@ class ItemRun:
         simulated: Arguments of `simulate`, or None.
         sections: Sections added to the report of a failure: (title, text).
         ran: Seeds that have run.
+        failed: The seed that failed, if a seed decides.
     """
 
     nodeid: str
@@ -242,6 +245,7 @@ class ItemRun:
     settings: RunSettings
     sections: list[tuple[str, str]] = attrs.field(factory=list[tuple[str, str]])
     ran: set[int] = attrs.field(factory=set[int])
+    failed: int | None = None
 
     @property
     def options(self) -> SeededOptions:
@@ -279,6 +283,7 @@ def run_simulated(run: ItemRun) -> None:
         if run.settings.trace_file is not None:
             outcome.simulation.trace.write(Path(run.settings.trace_file))
         if outcome.error is not None:
+            run.failed = seed
             _tell(run, outcome)
             raise outcome.error
         fired.update({str(one.fault): one.fired for one in outcome.simulation.plan.planned if not one.is_chance})
@@ -380,27 +385,35 @@ def run_over_processes(run: ItemRun) -> None:
 def run_over_network(run: ItemRun) -> None:
     """Run the body over real processes of hosts in network namespaces."""
     __tracebackhide__ = True
-    _run_seeds(run, run_net, NETWORK_SEEDS)
+    _run_seeds(run, run_net, REAL_SEEDS)
 
 
-def _run_seeds(run: ItemRun, run_body: Callable[..., object], most: int) -> None:
+def _run_seeds(run: ItemRun, run_body: Callable[..., None], most: int) -> None:
     """Run the body under one seed after the other; by default once if no fault depends on the seed."""
     __tracebackhide__ = True
-    seeds = run.settings.seeds
-    for seed in seeds.real_seeds(run.seeds_asked, most):
-        plan = FaultPlan(left_out=run.settings.left_out)
-        jitter = real_jitter(seed) if seeds.is_chosen or "chaos" in run.wanted else 0.0
-        try:
-            run_body(run.body, run.wanted, run.options, plan, seed, jitter)
-        except BaseException as error:
-            decides = seeds.is_chosen or _is_drawn(run, plan)
-            line = f"replay: {run.replay_line(seed if decides else None, run.settings.left_out)}"
+    seeds, own = run.settings.seeds, 0 if run.simulated is None else run.simulated.real_seeds
+    is_chosen = seeds.is_chosen or own > 0
+    begun: list[RealSeed] = []
+
+    def runs() -> Iterator[RealSeed]:
+        for seed in seeds.real_seeds(own or run.seeds_asked, own or most):
+            jitter = real_jitter(seed) if is_chosen or "chaos" in run.wanted else 0.0
+            begun.append(RealSeed(FaultPlan(left_out=run.settings.left_out), seed, jitter))
+            yield begun[-1]
+            if not is_chosen and not _is_drawn(run, begun[-1].plan):
+                return
+            run.ran.add(seed)
+
+    try:
+        run_body(run.body, run.wanted, run.options, runs())
+    except BaseException as error:
+        if begun:
+            plan = begun[-1].plan
+            run.failed = begun[-1].seed if is_chosen or _is_drawn(run, plan) else None
+            line = f"replay: {run.replay_line(run.failed, run.settings.left_out)}"
             add_note(error, line)
             run.sections.append(("mesh faults", "\n".join([line, *_history(plan)])))
-            raise
-        if not seeds.is_chosen and not _is_drawn(run, plan):
-            break
-        run.ran.add(seed)
+        raise
 
 
 def _is_drawn(run: ItemRun, plan: FaultPlan) -> bool:

@@ -286,7 +286,11 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         link = peer.link
         if link is None:
             return None
-        return link.send(head, bodies, flow=number if flow is None else flow)
+        lent = link.send(head, bodies, flow=number if flow is None else flow)
+        sites = peer.proc.sites
+        if sites is not None:
+            sites.answered(self)
+        return lent
 
     def forget_arguments(self) -> None:
         """Drop the encoded arguments: they were decoded or never will be."""

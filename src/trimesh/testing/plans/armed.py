@@ -105,7 +105,10 @@ class Armed:
 
     def __attrs_post_init__(self) -> None:
         self.faults = ActiveFaults(
-            self._fired, lambda _: place_name(self.mesh, self.point), is_reported=self._is_reported
+            self._fired,
+            lambda _: place_name(self.mesh, self.point),
+            lambda _: self._kill(),
+            is_reported=self._is_reported,
         )
         self.disk = FaultyDisk(_is_in_actor, partial(self.faults.touching, self.place), time.sleep, self._kill)
         resolving = partial(self.faults.resolving, self.place)
@@ -153,6 +156,10 @@ class Armed:
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
         time.sleep(self.faults.computing(self.place))  # blocks the loop, as computing does
         return self.faults.dispatch(self.place, cell, call, spec)
+
+    def answered(self, call: IncomingCall) -> None:
+        if call.mesh != AGENT and self.faults.active:
+            self.faults.answered(self.place)
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer; see `Sites.moving`."""

@@ -22,11 +22,11 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.plain_numbers import suggestion
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.disk_faults import ALWAYS, DiskFault
-from trimesh.testing.plans.fault import Direction, Fault, Moment, Place, Where, checked_amount
+from trimesh.testing.plans.fault import MOMENTS, Direction, Fault, Moment, Place, Where, checked_amount
 from trimesh.testing.plans.faults import Faults, Members
 from trimesh.testing.plans.link_faults import LinkFault, Partition
 from trimesh.testing.plans.name_faults import Lookup, NameFault
-from trimesh.testing.plans.plan import checked_series
+from trimesh.testing.plans.plan import Planned, checked_series
 from trimesh.testing.plans.process_faults import ClockFault, Death, LoopLag, ProcessorFault
 from trimesh.testing.plans.system_faults import SpawnFault, TransferFault
 from trimesh.testing.plans.torch_faults import TorchFault
@@ -115,7 +115,13 @@ VICTIM_STEPS: Final = 1_000
 draw does for both, so that seeds of older plans draw what they drew."""
 
 FIRST_MESSAGES: Final = 50
-"""Most messages before the first fault over real processes: it occurs in a body of some dozen calls."""
+"""Most messages before the first fault: it occurs in a body of some dozen calls."""
+
+NEXT_MESSAGES: Final = 200
+"""Most messages between two faults: they hit a body that never sleeps, which takes no virtual and little real time."""
+
+IDLE_SECONDS: Final = 0.5
+"""Time after which a member that should be killed at a call, and has none, is killed without."""
 
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
@@ -396,15 +402,25 @@ class Chaos:
         nursery: trio.Nursery,
         heals: list[Callable[[], None]],
     ) -> None:
+        executor = self.faults.executor
         shortest, longest = plan.every
         for step in steps:
             share = (step.after - shortest) / (longest - shortest) if longest > shortest else 0.5
-            await self.faults.executor.pause(step.after, 0 if step.number else 1 + int(share * FIRST_MESSAGES))
+            with trio.move_on_after(step.after):
+                await executor.arrivals.wait(1 + int(share * (NEXT_MESSAGES if step.number else FIRST_MESSAGES)))
             if step.kind in plan.nemeses:
                 nursery.start_soon(plan.nemeses[step.kind], step.seconds)
                 continue
-            members = [self.faults.where(mesh.exclude(_others(mesh, point))) for point in mesh.points()]
-            up = [one for one in members if self.faults.executor.is_alive(one.places[0]) and not self._is_down(one)]
+            ranks = mesh._shown.ranks()  # noqa: SLF001 - only tests need it
+            parts = (mesh.exclude(_others(mesh, point)) for point in mesh.points())
+            members = {rank: self.faults.where(part) for rank, part in zip(ranks, parts, strict=True)}
+            up = [
+                one
+                for rank, one in members.items()
+                if executor.is_alive(one.places[0])
+                and not self._is_down(one)
+                and (executor.hits_starts or not _is_starting(mesh, rank))
+            ]
             if step.kind not in STAYS_UP and len(members) - len(up) >= plan.max_down:
                 continue
             spared = {place for spare in plan.spare for place in self.faults.where(spare).places}
@@ -417,6 +433,8 @@ class Chaos:
             heals.append(heal)
             if step.kind != "kill":
                 nursery.start_soon(self._heal_after, step, victim, heal)
+            elif isinstance(fault, Death) and fault.moment != "now":
+                nursery.start_soon(self._kill_idle, executor.plan.planned[-1], fault)
 
     def _strike(self, step: ChaosStep, victim: Where, others: list[Where]) -> Strike:
         share = min(step.seconds / LONGEST_SECONDS, 1.0)
@@ -426,12 +444,23 @@ class Chaos:
             others[int(fraction * len(others))] if others else CONTROLLER,
             step.seconds or 1e-6,
             DELAY_SECONDS * share or 1e-6,
-            self.faults.executor.moment(share),
+            MOMENTS[min(int(share * len(MOMENTS)), len(MOMENTS) - 1)],
             "a_to_b" if fraction < 0.5 else "b_to_a",
         )
 
     def _is_down(self, victim: Where) -> bool:
         return self._down.get(victim.places[0], 0) > 0
+
+    async def _kill_idle(self, planned: Planned, death: Death) -> None:
+        """Kill a member at once if no call has ended it for a while; until then it counts as down."""
+        (place,) = death.where.places
+        self._down[place] = self._down.get(place, 0) + 1
+        try:
+            await trio.sleep(IDLE_SECONDS)
+        finally:
+            self._down[place] -= 1
+        if not planned.fired:
+            self.faults.plan(Death(death.where, death.how), key=planned.key)
 
     async def _heal_after(self, step: ChaosStep, victim: Where, heal: Callable[[], None]) -> None:
         place = victim.places[0]
@@ -442,6 +471,11 @@ class Chaos:
         finally:
             self._down[place] -= counts
             heal()
+
+
+def _is_starting(mesh: ProcMesh, rank: int) -> bool:
+    owned = mesh._owned  # noqa: SLF001 - only tests need it
+    return owned is not None and owned.members is not None and owned.members.is_restarting(rank)
 
 
 def _others(mesh: ProcMesh, point: Any) -> list[Any]:

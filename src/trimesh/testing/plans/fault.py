@@ -44,7 +44,7 @@ REAL: Final = "real processes"
 """Key of all places over real processes: the rank is the id of a process, so a fault is for one incarnation."""
 
 Direction = Literal["both", "a_to_b", "b_to_a"]
-Moment = Literal["now", "start", "end"]
+Moment = Literal["now", "start", "end", "reply"]
 MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
 
 Heal = Callable[[], None]
@@ -155,6 +155,10 @@ class Fault(ABC):
         del active, place, cell, call
         return spec
 
+    def answered(self, active: ActiveFault, place: Place) -> None:
+        """Observe that an actor of a process has answered a call."""
+        del active, place
+
     def launching(self, active: ActiveFault, number: int, request: LaunchRequest) -> LaunchRequest:
         """Return the request to launch; `number` counts the starts of the process since the fault began.
 
@@ -263,6 +267,7 @@ class ActiveFaults:
     Attributes:
         on_fired: Called with number, site and place of a fault when it happens.
         name_of: Returns the name of a process in `fault_log`.
+        kill: Kills the process of a place, which is the running one; nothing that it sends afterwards arrives.
         active: Faults that have begun and are not healed.
         spend: Blocks code of a process for some seconds, or a part of them; returns for how many.
         counting: Held while events are counted, also by threads.
@@ -271,6 +276,7 @@ class ActiveFaults:
 
     on_fired: Callable[[int, str, str], None]
     name_of: Callable[[Place], str]
+    kill: Callable[[Place], None] = lambda _: None
     active: list[ActiveFault] = attrs.field(factory=list[ActiveFault])
     spend: Callable[[Place, float], float] = attrs.field(default=lambda _, seconds: _block(seconds))
     counting: threading.Lock = attrs.field(factory=threading.Lock)
@@ -296,6 +302,10 @@ class ActiveFaults:
         for one in self.active:
             spec = one.fault.dispatch(one, place, cell, call, spec)
         return spec
+
+    def answered(self, place: Place) -> None:
+        for one in [*self.active]:
+            one.fault.answered(one, place)
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
         self._starts += 1
@@ -355,6 +365,26 @@ def _block(seconds: float) -> float:
 
 async def _at_once() -> None:
     """Return without a checkpoint: a simulation knows already."""
+
+
+class MessageCount:
+    """Number of messages that the process of the test has received, on which faults of chaos wait."""
+
+    __slots__ = ("_awaited", "_count", "_has_come")
+
+    def __init__(self) -> None:
+        self._count = self._awaited = 0
+        self._has_come = trio.Event()
+
+    def add(self) -> None:
+        self._count += 1
+        if self._count == self._awaited:
+            self._has_come.set()
+
+    async def wait(self, number: int) -> None:
+        """Wait until `number` more have come; one task at a time."""
+        self._awaited, self._has_come = self._count + number, trio.Event()
+        await self._has_come.wait()
 
 
 async def raise_after(seconds: float, error: BaseException | None) -> None:

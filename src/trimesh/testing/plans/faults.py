@@ -23,13 +23,16 @@ from trimesh.testing.plans.armed import ArmedSetup
 from trimesh.testing.plans.disk_faults import OfDisk
 from trimesh.testing.plans.endpoint_faults import AtEndpoint, OfCall
 from trimesh.testing.plans.fault import (
+    MOMENTS,
     Direction,
     Fault,
     Heal,
+    Moment,
     UnsupportedFault,
     Where,
     checked_count,
     checked_direction,
+    checked_one_of,
     healed,
 )
 from trimesh.testing.plans.host_faults import OfHost
@@ -97,21 +100,29 @@ class Faults:
 
     # ---- processes -------------------------------------------------------------------------------------------
 
-    def kill(self, members: Members, how: str = "sigkill") -> Heal:
-        """End processes now: by "sigkill", "sigterm", "sigsegv", "abort", "oom", "exit(n)"; or block them.
+    def kill(self, members: Members, how: str = "sigkill", at: Moment = "now") -> Heal:
+        """End processes: by "sigkill", "sigterm", "sigsegv", "abort", "oom", "exit(n)"; or block them.
 
         "sigstop" stops them; their lease then expires, unless the returned function is called first.
         "hold_gil(seconds)" keeps Python there from running for that time.
 
+        Args:
+            members: The members.
+            how: The way.
+            at: When "sigkill" comes: "now", at the "start" or the "end" of the next endpoint of an actor there, or with
+                its "reply": the answer leaves, and nothing after it.
+
         Returns:
-            A function that continues stopped processes.
+            A function that continues stopped processes, and takes back a kill that has not come.
 
         Raises:
-            ValueError: There is no such way.
+            ValueError: There is no such way or time, or a way other than "sigkill" has a time.
             ShapeError: There is no such member.
         """
         parse_how(how)
-        return self.plan(Death(self.where(members), how))
+        if checked_one_of("at=", at, MOMENTS) != "now" and how != "sigkill":
+            raise ValueError(f'at={at!r} needs how="sigkill", got {how!r}: leave out at=')
+        return self.plan(Death(self.where(members), how, at))
 
     def clock(self, members: Members) -> OfClock:
         """Choose clocks: `faults.clock({"gpus": 1}).jump(30.0)`, `.drift(0.01)`, `.skew(5.0)`."""

@@ -72,18 +72,20 @@ class Death(MemberFault):
 
     Attributes:
         how: One of `HOWS`.
-        moment: Time of the kill of a real process by chaos: at once, or at the start or end of its next endpoint. A
-            simulation kills at once.
+        moment: When a process ends: at once, at the start of its next endpoint, after the endpoint has run and before
+            it answers ("end"), or as soon as it has answered a call ("reply").
     """
 
     how: str
     moment: Moment = "now"
 
     def __str__(self) -> str:
-        at = "" if self.moment == "now" else f" at the {self.moment} of an endpoint"
+        at = "" if self.moment == "now" else f" at the {self.moment} of a call"
         return f"kill {self.where.text}: {self.how}{at}"
 
     def simulated(self, run: Simulation, planned: Planned) -> Heal:
+        if self.moment != "now":
+            return run.begin(planned)
         kind, number = parse_how(self.how)
         run.fire(planned.index, "process", self.where.text)
         if kind == "sigstop":
@@ -99,14 +101,14 @@ class Death(MemberFault):
         return healed
 
     def real(self, run: RealExecutor, planned: Planned) -> Heal:
-        kind, _ = parse_how(self.how)
         places = self.where.places
-        if self.moment != "now" or kind in ("exit", "hold_gil"):
+        if self.moment != "now":
+            return run.arm(planned, places)
+        kind, _ = parse_how(self.how)
+        if kind in ("exit", "hold_gil"):
             run.arm(planned, places)
         else:
             run.signal(places, signal.SIGSTOP if kind == "sigstop" else SIGNALS[kind])
-        if self.moment != "now":
-            run.kill_if_idle(places)
         run.fire(planned.index, "process", self.where.text)
         return (lambda: run.signal(places, signal.SIGCONT)) if kind == "sigstop" else healed
 
@@ -122,18 +124,40 @@ class Death(MemberFault):
     def dispatch(
         self, active: ActiveFault, place: Place, cell: Cell, call: IncomingCall, spec: EndpointSpec
     ) -> EndpointSpec:
-        """Kill this real process: at the start of an endpoint, or after the endpoint has run and before it replies."""
-        del active, place, cell, call
-        if self.moment == "start" or spec.kind not in PLAIN:
-            os.kill(os.getpid(), signal.SIGKILL)
+        del cell, call
+        if self.moment == "reply" or not self._is_meant(active, place):
+            return spec
 
         async def last(*args: Any, **kwargs: Any) -> Any:
             try:
-                return await run(spec, *args, **kwargs)
+                if self.moment == "end":
+                    await run(spec, *args, **kwargs)
             finally:
-                os.kill(os.getpid(), signal.SIGKILL)
+                self._kill(active, place)
+            await trio.sleep_forever()  # in a simulation the killed code goes on until it waits
 
-        return msgspec.structs.replace(spec, fn=last, kind=EndpointKind.ASYNC)
+        async def last_items(*args: Any, **kwargs: Any) -> Any:
+            self._kill(active, place)
+            await last(*args, **kwargs)
+            yield
+
+        if spec.kind in PLAIN:
+            return msgspec.structs.replace(spec, fn=last, kind=EndpointKind.ASYNC)
+        return msgspec.structs.replace(spec, fn=last_items)
+
+    def answered(self, active: ActiveFault, place: Place) -> None:
+        if self.moment == "reply":
+            self._kill(active, place)
+
+    def _is_meant(self, active: ActiveFault, place: Place) -> bool:
+        """Return whether a process should end; a simulated one keeps its place when it is restarted."""
+        return place in self.where.places and place not in active.counts
+
+    def _kill(self, active: ActiveFault, place: Place) -> None:
+        if self._is_meant(active, place):
+            active.hits(place, 1)
+            active.fire_at("process", place)
+            active.faults.kill(place)
 
 
 # ---- blocked and slow processes --------------------------------------------------------------------------------------

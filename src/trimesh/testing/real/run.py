@@ -10,11 +10,9 @@ from __future__ import annotations
 import io
 import random
 import secrets
-import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, closing
-from functools import partial
-from typing import Any, Final, overload
+from typing import Any, ClassVar, Final, overload
 
 import attrs
 import trio
@@ -31,27 +29,27 @@ from trimesh._transport.interface import Link
 from trimesh._transport.native.fault_table import FaultTable
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
-from trimesh.actor.host_mesh import this_host
+from trimesh.actor.host_mesh import HostMesh, this_host
 from trimesh.ids import ProcId
 from trimesh.testing.plans.armed import ARMED
 from trimesh.testing.plans.chaos import Chaos
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.endpoint_faults import lose_link
 from trimesh.testing.plans.fault import (
-    MOMENTS,
     REAL,
     ActiveFaults,
     Direction,
     Fault,
     Heal,
-    Moment,
+    MessageCount,
     Place,
     UnsupportedFault,
 )
 from trimesh.testing.plans.faults import Faults
+from trimesh.testing.plans.host_faults import HostFault
 from trimesh.testing.plans.plan import FaultPlan, Fired, Planned
 from trimesh.testing.plans.process_faults import ProcClock
-from trimesh.testing.real.host_network import open_host_network
+from trimesh.testing.real.host_network import HostNetwork, open_host_network
 from trimesh.testing.real.network_job import NetworkJob
 from trimesh.testing.simulated.seeded_run import HangError, SeededOptions
 
@@ -89,9 +87,6 @@ class LiveLog(Sequence[Fired]):
 REAL_SECONDS: Final = 60.0
 """Time after which a test over real processes counts as hanging."""
 
-IDLE_SECONDS: Final = 0.5
-"""Time after which a process that should end with its next endpoint is killed without one: calls take milliseconds."""
-
 
 @attrs.frozen
 class _Row:
@@ -117,27 +112,28 @@ class RealExecutor:
         table: Faults of links and resources.
         faults: Faults that have begun in the test's own process.
         clock: Clock that Python code of the test reads.
+        arrivals: Messages that the test's own process has received.
     """
+
+    hits_starts: ClassVar = False
+    """Whether chaos hits members that are being restarted: here that takes real time, and they might never serve."""
 
     proc: Proc
     plan: FaultPlan
     token: str
+    table: FaultTable
     seed: int = 0
     job: NetworkJob | None = None
-    table: FaultTable = attrs.field(init=False)
     faults: ActiveFaults = attrs.field(init=False)
     clock: ProcClock = attrs.field(factory=ProcClock)
+    arrivals: MessageCount = attrs.field(factory=MessageCount)
     _rows: dict[int, _Row] = attrs.field(factory=dict[int, _Row])
+    _jittered: list[int] = attrs.field(factory=list[int])
     _armed: set[ProcId] = attrs.field(factory=set[ProcId])
     _armed_seats: set[tuple[str, int]] = attrs.field(factory=set[tuple[str, int]])
-    _received: int = 0
-    _awaited: int = 0
-    _has_come: trio.Event = attrs.field(factory=trio.Event)
     _started_at: float = attrs.field(factory=trio.current_time)
 
     def __attrs_post_init__(self) -> None:
-        assert isinstance(self.proc.transport, NativeTransport)
-        self.table = FaultTable(self.proc.transport)
         self.faults = ActiveFaults(self.fire, lambda _: "controller")
         self._armed.add(self.proc.proc_id)
         self.proc.sites = self
@@ -146,16 +142,15 @@ class RealExecutor:
     def close(self) -> None:
         """Collect fired faults a last time, and undo faults that would outlive the test."""
         self.harvest()
-        self.table.close()
+        for row in self._jittered:
+            self.table.heal(row)
         self.clock.restore()
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Count every message, and lose those that a fault targets; see `Sites.received`."""
-        self._received += 1
-        if self._received == self._awaited:
-            self._has_come.set()
+        self.arrivals.add()
         if self.faults.received(None, proc, peer, message):
             return True
         lose_link(proc, link)
@@ -168,6 +163,9 @@ class RealExecutor:
         """Run the called endpoint: actors of the test's own process have no faults; see `Sites.dispatch`."""
         del cell
         return call.spec
+
+    def answered(self, call: IncomingCall) -> None:
+        """Do nothing: the test's own process is not killed."""
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer of the test itself; see `Sites.moving`."""
@@ -204,16 +202,6 @@ class RealExecutor:
         for ago, number in sorted(found, reverse=True):
             row = self._rows.pop(number)
             self.fire(row.planned.index, row.site, row.where, ago)
-
-    async def pause(self, seconds: float, messages: int) -> None:
-        """Wait before a fault of chaos: for some seconds, or until so many messages have come; 0 counts none."""
-        self._has_come, self._awaited = trio.Event(), self._received + messages
-        with trio.move_on_after(seconds):
-            await self._has_come.wait()
-
-    def moment(self, share: float) -> Moment:
-        """Return the moment at which a process killed by chaos ends; `share` is a random number from 0 to 1."""
-        return MOMENTS[min(int(share * len(MOMENTS)), len(MOMENTS) - 1)]
 
     # ---- places ----------------------------------------------------------------------------------------------
 
@@ -317,7 +305,7 @@ class RealExecutor:
         """Delay each message between these places by up to `seconds`, drawn from the seed, until the test ends."""
         draw = stream(self.seed, "jitter", "links")
         for source, target in self.pairs(places, places)[:JITTERED_LINKS_MAX]:
-            self.table.disturb("reorder", source, target, seconds, draw.getrandbits(64))
+            self._jittered.append(self.table.disturb("reorder", source, target, seconds, draw.getrandbits(64)))
 
     def signal(self, places: Sequence[Place], signum: int) -> None:
         """Send a signal to the live processes."""
@@ -326,54 +314,64 @@ class RealExecutor:
             if member is not None and member.child is not None and not member.gone.is_set():
                 member.child.signal(signum)
 
-    def kill_if_idle(self, places: Sequence[Place]) -> None:
-        """Kill processes in which no endpoint starts for a while."""
 
-        async def kill() -> None:
-            await trio.sleep(IDLE_SECONDS)
-            self.signal(places, signal.SIGKILL)
+@attrs.frozen
+class RealSeed:
+    """One run of a test over real processes.
 
-        trio.lowlevel.spawn_system_task(kill)
+    Attributes:
+        plan: Records the faults.
+        seed: Seed of random faults.
+        jitter: Longest delay, in seconds, of messages between processes of the fixture `mesh`, and the test.
+    """
+
+    plan: FaultPlan = attrs.field(factory=FaultPlan)
+    seed: int = 0
+    jitter: float = 0.0
+
+
+@attrs.frozen
+class _Case:
+    """A test body, its arguments, options of the fixture `mesh`, and the network of its hosts or None."""
+
+    body: Callable[..., Awaitable[None]]
+    wanted: Mapping[str, Any]
+    options: SeededOptions
+    network: HostNetwork | None
+
+
+_Ground = tuple[HostMesh, FaultTable]
+"""What the seeds of a test share: hosts to spawn on, and the table of faults of links, which a process has once."""
 
 
 def run_real(
     body: Callable[..., Awaitable[None]],
     wanted: Mapping[str, Any],
     options: SeededOptions,
-    plan: FaultPlan,
-    seed: int = 0,
-    jitter: float = 0.0,
-    job: NetworkJob | None = None,
-) -> dict[str, int]:
-    """Run `body(**wanted)` over real processes; then check that every planned fault has fired.
+    runs: Iterable[RealSeed],
+    network: HostNetwork | None = None,
+) -> None:
+    """Run `body(**wanted)` over real processes, once for each of `runs`, until one fails.
+
+    All runs share a spawner, and hosts until a run disturbs them; processes of meshes are new in each.
 
     Args:
         body: The test.
         wanted: Its arguments; fixtures of this kit are filled in.
         options: Options of the fixture `mesh`.
-        plan: Records the faults.
-        seed: Seed of random faults.
-        jitter: Longest delay, in seconds, of messages between processes of the fixture `mesh`, and the test.
-        job: Job of the hosts that the body runs on, or None.
-
-    Returns:
-        Number of times that each state of `chaos.sometimes` was reached.
+        runs: Seeds to run; after each, every planned fault must have fired.
+        network: Network of the hosts that the body runs on, or None.
 
     Raises:
         UnfiredFault: A planned fault did not happen.
         HangError: The body did not end within `REAL_SECONDS`.
     """
-    return trio.run(_main, partial(_run, body, wanted, options, plan, seed, jitter, job), plan)
+    trio.run(_run_all, _Case(body, wanted, options, network), runs)
 
 
 def run_net(
-    body: Callable[..., Awaitable[None]],
-    wanted: Mapping[str, Any],
-    options: SeededOptions,
-    plan: FaultPlan,
-    seed: int = 0,
-    jitter: float = 0.0,
-) -> dict[str, int]:
+    body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, runs: Iterable[RealSeed]
+) -> None:
     """Run `body(**wanted)` as `run_real` does, with `options.hosts` hosts, each in a network namespace of its own.
 
     Raises:
@@ -381,7 +379,45 @@ def run_net(
         ValueError: `options.hosts` is 0.
     """
     with open_host_network(options.hosts) as network:
-        return run_real(body, wanted, options, plan, seed, jitter, NetworkJob(network, shared=True))
+        run_real(body, wanted, options, runs, network)
+
+
+async def _run_all(case: _Case, runs: Iterable[RealSeed]) -> None:
+    left = iter(runs)
+    failures: list[BaseException] = []
+    async with this_host().warm() as machine:
+        if case.options.hosts and case.network is None:
+            raise UnsupportedFault(
+                'simulate(hosts=) is for the back ends "sim" and "net", got "proc": enter a LocalJob in the test'
+            )
+        transport = current_proc().transport
+        assert isinstance(transport, NativeTransport)
+        with closing(FaultTable(transport)) as table:
+            while await _share_hosts(case, left, (machine, table), failures):
+                pass
+    if failures:  # raised here, as no block puts a group around it
+        raise failures[0]
+
+
+async def _share_hosts(case: _Case, left: Iterator[RealSeed], ground: _Ground, failures: list[BaseException]) -> bool:
+    """Run seeds until one fails, none is left, or one has disturbed its hosts; return whether others may be left."""
+    async with AsyncExitStack() as stack:
+        job: NetworkJob | None = None
+        hosts, table = ground
+        for one in left:
+            if case.network is not None and job is None:
+                job = NetworkJob(case.network, shared=True)
+                hosts = await stack.enter_async_context(job)
+            try:
+                await _run_watched(case, one, (hosts, table), job)
+            except trio.Cancelled:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised by `_run_all`
+                failures.append(error)
+                return False
+            if any(isinstance(planned.fault, HostFault) for planned in one.plan.planned):
+                return True
+    return False
 
 
 async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
@@ -393,60 +429,50 @@ async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
     scope.cancel(reason="the run hangs")
 
 
-async def _main(run: Callable[[], Awaitable[dict[str, int]]], plan: FaultPlan) -> dict[str, int]:
+async def _run_watched(case: _Case, one: RealSeed, ground: _Ground, job: NetworkJob | None) -> None:
     hangs: list[HangError] = []
-    reached: dict[str, int] = {}
+    ended = trio.CancelScope()
+
+    async def watch() -> None:
+        with ended:
+            await _watch(scope, hangs)
+
     with trio.CancelScope() as scope:
-        trio.lowlevel.spawn_system_task(_watch, scope, hangs)  # it ends with the run
+        trio.lowlevel.spawn_system_task(watch)
         try:
-            reached = await run()
+            await _run(case, one, ground, job)
         except trio.Cancelled:
             raise
         except BaseException as error:
             if not hangs:
                 raise
             raise hangs[0] from error  # the error of the ended body
+        finally:
+            ended.cancel()
     if hangs:
         raise hangs[0]
-    plan.check()
-    return reached
+    one.plan.check()
 
 
-async def _run(
-    body: Callable[..., Awaitable[None]],
-    wanted: Mapping[str, Any],
-    options: SeededOptions,
-    plan: FaultPlan,
-    seed: int,
-    jitter: float,
-    job: NetworkJob | None,
-) -> dict[str, int]:
-    async with this_host().warm() as machine:
-        if options.hosts and job is None:
-            raise UnsupportedFault(
-                'simulate(hosts=) is for the back ends "sim" and "net", got "proc": enter a LocalJob in the test'
-            )
-        with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed, job)) as executor:
-            faults = Faults(executor, token=executor.token, table=executor.table.key)
-            chaos = Chaos(faults, seed)
-            given: dict[str, Any] = {
-                "faults": faults,
-                "fault_log": LiveLog(plan.log, executor.harvest),
-                "chaos": chaos,
-            }
-            arguments = {name: given.get(name, value) for name, value in wanted.items()}
-            async with AsyncExitStack() as stack:
-                hosts = machine
-                if job is not None:
-                    hosts = await stack.enter_async_context(job)
-                    if "host_mesh" in wanted:
-                        arguments["host_mesh"] = hosts
-                if "mesh" in wanted:
-                    spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
-                    mesh = await stack.enter_async_context(hosts.spawn_procs(options.per_host, **spawn))
-                    faults.mesh = arguments["mesh"] = mesh
-                    if jitter:
-                        executor.jitter((None, *faults.where(mesh).places), jitter)
-                with faults.healed_after():
-                    await body(**arguments)
-            return chaos.reached
+async def _run(case: _Case, one: RealSeed, ground: _Ground, job: NetworkJob | None) -> None:
+    hosts, table = ground
+    options, wanted = case.options, case.wanted
+    with closing(RealExecutor(current_proc(), one.plan, secrets.token_hex(16), table, one.seed, job)) as executor:
+        faults = Faults(executor, token=executor.token, table=executor.table.key)
+        given: dict[str, Any] = {
+            "faults": faults,
+            "fault_log": LiveLog(one.plan.log, executor.harvest),
+            "chaos": Chaos(faults, one.seed),
+        }
+        if job is not None:
+            given["host_mesh"] = hosts
+        arguments = {name: given.get(name, value) for name, value in wanted.items()}
+        async with AsyncExitStack() as stack:
+            if "mesh" in wanted:
+                spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
+                mesh = await stack.enter_async_context(hosts.spawn_procs(options.per_host, **spawn))
+                faults.mesh = arguments["mesh"] = mesh
+                if one.jitter:
+                    executor.jitter((None, *faults.where(mesh).places), one.jitter)
+            with faults.healed_after():
+                await case.body(**arguments)

@@ -23,7 +23,7 @@ import signal
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import msgspec
@@ -48,7 +48,7 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.disk_faults import FaultyDisk, Operation, ProcessKilled, Touch
 from trimesh.testing.plans.endpoint_faults import lose_link, watched
-from trimesh.testing.plans.fault import ActiveFaults, Heal, Moment, Place, all_healed
+from trimesh.testing.plans.fault import ActiveFaults, Heal, MessageCount, Place, all_healed
 from trimesh.testing.plans.name_faults import FaultyResolver, Lookup, virtual_address
 from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.simulated.guards import is_in_actor, own_pid, refused, replaced, with_copies
@@ -180,8 +180,10 @@ class Simulation:
         faults: Faults that have begun at the sites of the processes.
         time: The clocks of the processes.
         hosts: Hosts of the job of this run, if it has one.
+        arrivals: Messages that the controller has received.
     """
 
+    hits_starts: ClassVar = True
     seed: int
     trace: Trace
     plan: FaultPlan
@@ -203,6 +205,7 @@ class Simulation:
     _felled: set[ProcId]
     _helpers: list[trio.CancelScope]
     hosts: list[SimJobHost]
+    arrivals: MessageCount
 
     def __init__(self, seed: int, *, left_out: frozenset[str] = frozenset()) -> None:
         self.seed = seed
@@ -210,7 +213,7 @@ class Simulation:
         self.plan = FaultPlan(left_out=left_out)
         self.oracles = Oracles()
         self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self.start_soon)
-        self.faults = ActiveFaults(self.fire, self._name_of, spend=self._spend)
+        self.faults = ActiveFaults(self.fire, self._name_of, self._kill, spend=self._spend)
         self.time = SimTime(self.place_of, self._sleep)
         self._files = SimFiles(FaultyDisk(is_in_actor, self._touch, self._compute, self._kill_running))
         self._resolver = FaultyResolver(is_in_actor, self._resolving, self._compute, virtual_address)
@@ -224,6 +227,7 @@ class Simulation:
         self._felled = set()
         self._helpers = []
         self.hosts = []
+        self.arrivals = MessageCount()
 
     def prepare(self, world: World) -> None:
         """Connect the simulation to a world that has no process yet."""
@@ -291,15 +295,20 @@ class Simulation:
         return seconds
 
     def _kill_running(self) -> None:
-        """Let nothing out of the running process any more, and kill it once its code waits."""
-        child = self.world.children[current_proc().proc_id]
-        self.wire.silenced.add(child.place)
+        self._kill(self.place_of(current_proc().proc_id))
+
+    def _kill(self, place: Place) -> None:
+        """Let nothing out of the process of a place any more, and kill it once the running code waits."""
+        if place in self.wire.silenced:
+            return
+        self.wire.silenced.add(place)
+        (child,) = self.living_at((place,))
         self.fell(child)
 
         async def kill() -> None:
             set_context(None)  # of the code that is killed
             child.die(signum=signal.SIGKILL, last_words="simulated")
-            self.wire.silenced.discard(child.place)
+            self.wire.silenced.discard(place)
 
         self.start_soon(kill)
 
@@ -318,6 +327,8 @@ class Simulation:
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         self.note("receive", self.label_of(proc.proc_id), f"{_describe(message)} from {self.label_of(peer.proc_id)}")
+        if proc.proc_id == self.controller:
+            self.arrivals.add()
         if not self.faults.received(self.place_of(proc.proc_id), proc, peer, message):
             lose_link(proc, link)
             return False
@@ -330,6 +341,10 @@ class Simulation:
         if call.mesh == AGENT:
             return spec
         return watched(spec, lambda: self._begin(cell, call, self._without_thread(spec)))
+
+    def answered(self, call: IncomingCall) -> None:
+        if call.mesh != AGENT and self.faults.active:
+            self.faults.answered(self.place_of(call.peer.proc.proc_id))
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Let a transfer take its time, or disturb it; see `Sites.moving`."""
@@ -470,16 +485,6 @@ class Simulation:
         self.plan.check()
 
     # ---- faults ----------------------------------------------------------------------------------------------
-
-    async def pause(self, seconds: float, messages: int) -> None:
-        """Wait in virtual time before a fault of chaos; `messages` is ignored."""
-        del messages
-        await trio.sleep(seconds)
-
-    def moment(self, share: float) -> Moment:
-        """Return the moment at which a process killed by chaos ends: always at once, as the seed orders all tasks."""
-        del share
-        return "now"
 
     def execute(self, planned: Planned) -> Heal:
         return planned.fault.simulated(self, planned)
