@@ -34,6 +34,18 @@ export function size(bytes) {
   return `${bytes.toFixed(at < 2 ? 0 : 1)} ${UNITS[at]}`;
 }
 
+/** 5.1 of 23.5 GiB, 16 of 141 GiB */
+export function sizeOf(used, whole) {
+  let at = 0;
+  while (whole >= 1024 && at < UNITS.length - 1) {
+    whole /= 1024;
+    used /= 1024;
+    at += 1;
+  }
+  const digits = whole < 100 ? 1 : 0;
+  return `${used.toFixed(digits)} of ${whole.toFixed(digits)} ${UNITS[at]}`;
+}
+
 /** 0, 0.04, 1.4, 12 */
 export function rounded(number) {
   return String(Number(number.toFixed(number >= 10 ? 0 : number >= 1 ? 1 : 2)));

@@ -5,7 +5,7 @@ import { ask } from "./run.js";
 import { Sample } from "./meshes.js";
 import { LETTERS_OF } from "./cells.js";
 import { Name, Table } from "./table.js";
-import { clock, count, many, rounded, size } from "./format.js";
+import { clock, count, many, rounded, size, sizeOf } from "./format.js";
 
 const NEARLY = 0.95; // a share of memory or of a file system from which it counts as full
 
@@ -61,7 +61,7 @@ function Host({ use, isLive }) {
     </header>
     ${host.at > 0 && html`<dl>
       <${Figure} name="CPU" share=${cpu === null ? null : cpu / host.cpus} text=${`${cpu === null ? "–" : rounded(cpu)} of ${many(host.cpus, "core")}`} />
-      <${Figure} name="memory" share=${used / host.memory_bytes} most=${NEARLY} text=${`${size(used)} of ${size(host.memory_bytes)}`} />
+      <${Figure} name="memory" share=${used / host.memory_bytes} most=${NEARLY} text=${sizeOf(used, host.memory_bytes)} />
       ${host.gpus.map((gpu, at) => html`<${Figure} key=${at} name=${`GPU ${gpu.index}`} title=${gpu.name} share=${gpu.percent < 0 ? null : gpu.percent / 100} text=${gpuText(gpu)} />`)}
       ${host.disks.map((disk) => html`<${Figure} key=${disk.path} name=${disk.path} share=${1 - disk.free_bytes / disk.nbytes} most=${NEARLY} text=${`${size(disk.free_bytes)} free of ${size(disk.nbytes)}`} />`)}
       <${Figure} name="network" text=${received === null ? "–" : `${size(received)}/s in, ${size(sent)}/s out`} />
@@ -80,7 +80,7 @@ function Figure({ name, title, share = null, most = 2, text }) {
 }
 
 function gpuText({ percent, used_bytes: used, memory_bytes: memory, celsius }) {
-  return [percent < 0 ? "" : `${percent} %`, `${size(used)} of ${size(memory)}`, celsius < 0 ? "" : `${celsius} °C`].filter(Boolean).join(", ");
+  return [percent < 0 ? "" : `${percent} %`, sizeOf(used, memory), celsius < 0 ? "" : `${celsius} °C`].filter(Boolean).join(", ");
 }
 
 function runText(use) {
