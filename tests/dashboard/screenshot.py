@@ -104,7 +104,13 @@ async def shoot(pictures: Path) -> None:
                     await tab.press("4")
                     seconds = "document.querySelectorAll('.controls select')[1]"
                     await tab.eval(f"({seconds}.value = 30, {seconds}.dispatchEvent(new Event('change')))")
-                    await tab.until("document.querySelectorAll('.tasks tbody tr').length > 1")
+                    await tab.until("document.querySelectorAll('.tasks tbody tr').length")
+                    x, y = await tab.eval(
+                        "(({ x, y }) => [x + 20, y + 30])(document.querySelector('.stream').getBoundingClientRect())"
+                    )
+                    for kind in ("mousePressed", "mouseReleased"):  # the first host is folded, the others are seen
+                        await tab.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+                    await tab.until("document.querySelector('.tasks tbody').innerText.includes('generate')")
                     await tab.picture(pictures / "page-time-line.png", width=WIDTH, height=HEIGHT)
         finally:
             for process in (dashboard, program):
