@@ -8,8 +8,10 @@ import importlib.util
 import itertools
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -106,7 +108,7 @@ def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str
     if any(opens_scripts(item) for item in items):
         wanted.add(WARM)
     if any("run_program" in getattr(item, "fixturenames", ()) for item in items):
-        wanted.add(OF_PROGRAMS)
+        wanted |= {WARM, OF_PROGRAMS}
     if not IS_POSSIBLE:
         wanted.clear()
     env = {**os.environ, zombie_guard.MARKER: zombie_guard.RUN_ID, processes.MARKER: "0" * program.MARK_CHARS}
@@ -118,8 +120,17 @@ def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str
 
 @pytest.fixture(scope="session")
 def run_program(spawner_templates: dict[tuple[str, ...], SpawnerTemplate]) -> Iterator[Run]:
-    """Runs programs in copies of one interpreter, where that is possible."""
-    with running(spawner_templates.get(OF_PROGRAMS)) as run:
+    """Runs programs in copies of one interpreter, where that is possible; with torch, whose copies cost twice as much,
+    if they name it."""
+    with (
+        running(spawner_templates.get(WARM)) as run_without,
+        running(spawner_templates.get(OF_PROGRAMS)) as run_with_torch,
+    ):
+
+        def run(program: Path, *options: str, cwd: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+            chosen = run_with_torch if "torch" in (cwd / program).read_text() else run_without
+            return chosen(program, *options, cwd=cwd, **more)
+
         yield run
 
 
