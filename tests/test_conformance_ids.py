@@ -84,7 +84,7 @@ def backends_of(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef, ma
     parameters = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
     own = " ".join(ast.unparse(decorator) for decorator in function.decorator_list)
     if "simulate(" in own:
-        return frozenset({SIM, REAL} if "both" in own or '"proc"' in own else {SIM})
+        return frozenset({SIM, REAL} if "both" in own.lower() or "'proc'" in own else {SIM})  # as `unparse` quotes
     if "only_sim" in own:
         return frozenset({SIM})
     if "only_real" in own or "mark.real" in own + marks:
