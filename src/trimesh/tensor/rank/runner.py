@@ -28,8 +28,6 @@ _REPORT_COMMANDS: Final = 512
 _COMPUTING: Final = frozenset((Command, Replay, VaryingCommand))
 """Steps that run operators of the program, whose errors they keep."""
 
-_NOTHING: Final = nullcontext()
-
 
 @attrs.define(eq=False)
 class Runner:
@@ -119,9 +117,13 @@ class Runner:
 
     def _execute(self, team: TeamOnRank, steps: list[Step]) -> None:
         rank, sites = self.rank, self.proc.sites
+        if sites is None:
+            for step in steps:
+                step.execute(rank, team)
+            return
         for step in steps:
-            inside = None if sites is None or type(step) not in _COMPUTING else sites.operating(self.proc.proc_id)
-            with inside or _NOTHING:
+            inside = sites.operating(self.proc.proc_id) if type(step) in _COMPUTING else None
+            with inside or nullcontext():
                 step.execute(rank, team)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
