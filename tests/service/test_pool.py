@@ -539,7 +539,7 @@ async def test_sick_replica_gets_no_requests_until_it_is_well(mesh):
 
 
 @pytest.mark.slow
-@simulate(seeds=5, per_host={"gpus": 1})
+@simulate(seeds=2, per_host={"gpus": 1})
 async def test_adaptive_limit_comes_to_what_the_replica_can_do(mesh):
     generators = await mesh.spawn("generators", Generator)
     async with open_pool(generators, concurrency=Adaptive(1.0, most=8)) as pool, trio.open_nursery() as nursery:

@@ -273,7 +273,7 @@ async def test_streams_enter_at_the_rate(mesh):
             with pytest.raises(Overloaded, match="rate of 20 a second"):
                 async with pool.options(when_full="refuse").stream.count(1):
                     raise AssertionError
-        assert [number for number, _ in begun] == [0, 1, 3, 4]
+        assert {number for number, _ in begun} == {0, 1, 3, 4}  # in the order of their replies, which jitter changes
         assert all(seconds >= 2 + place / 20 - 0.001 for place, (_, seconds) in enumerate(begun[1:], start=-1))
         found = pool.statistics()
         assert (found.refused, found.cancelled, found.succeeded, found.arriving) == (1, 1, 4, 0)

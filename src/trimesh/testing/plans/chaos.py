@@ -101,6 +101,10 @@ DRIFT: Final = 0.5
 SWARM: Final = 0.5
 """Probability with which a seed includes a kind; at least one kind is included."""
 
+HASTES: Final = (1, 4)
+"""Powers of the random numbers that choose pauses; the seed selects one. By the second most faults come in quick
+succession, so that one hits what goes on after another."""
+
 LONGEST_SECONDS: Final = 2 * limits.LEASE_SECONDS
 """Longest stop, partition or other lasting fault: half of them end a lease."""
 
@@ -119,6 +123,16 @@ FIRST_MESSAGES: Final = 50
 
 NEXT_MESSAGES: Final = 200
 """Most messages between two faults: they hit a body that never sleeps, which takes no virtual and little real time."""
+
+AT_MESSAGE: Final = 0.75
+"""Probability with which a fault that came by its time waits for messages: a program takes its steps at moments that
+few random times hit."""
+
+MESSAGES_LOG: Final = 4.0
+"""Binary logarithm of the number of messages that a fault then waits for, at most."""
+
+TURNS: Final = 3
+"""Turns of the scheduler from the last of them to the fault: fewer than these."""
 
 IDLE_SECONDS: Final = 0.5
 """Time after which a member that should be killed at a call, and has none, is killed without."""
@@ -222,11 +236,12 @@ class ChaosPlan:
         """Yield the faults of one seed, without end."""
         chosen = [weight for weight in self.weights if draw.random() < SWARM] or [draw.choice(self.weights)]
         kinds, weights = [kind for kind, _ in chosen], [weight for _, weight in chosen]
-        number = 0
+        number, haste, (shortest, longest) = 0, draw.choice(HASTES), self.every
         while True:
             (kind,) = draw.choices(kinds, weights)
             seconds = draw.uniform(*self.bounds.get(kind, (0, LONGEST_SECONDS)))
-            yield ChaosStep(number, draw.uniform(*self.every), kind, draw.random(), seconds)
+            after = shortest + (longest - shortest) * draw.random() ** haste
+            yield ChaosStep(number, after, kind, draw.random(), seconds)
             number += 1
 
 
@@ -244,8 +259,12 @@ class Chaos:
     seed: int
     reached: dict[str, int] = attrs.field(factory=dict[str, int])
     _down: dict[Place, int] = attrs.field(factory=dict[Place, int])
+    _pauses: random.Random = attrs.field(init=False)
     _plans: int = 0
     _series: set[str] = attrs.field(factory=set[str])
+
+    def __attrs_post_init__(self) -> None:
+        self._pauses = stream(self.seed, "pauses")
 
     def plan(
         self,
@@ -406,8 +425,7 @@ class Chaos:
         shortest, longest = plan.every
         for step in steps:
             share = (step.after - shortest) / (longest - shortest) if longest > shortest else 0.5
-            with trio.move_on_after(step.after):
-                await executor.arrivals.wait(1 + int(share * (NEXT_MESSAGES if step.number else FIRST_MESSAGES)))
+            await self._pause(step, 1 + int(share * (NEXT_MESSAGES if step.number else FIRST_MESSAGES)), longest)
             if step.kind in plan.nemeses:
                 nursery.start_soon(plan.nemeses[step.kind], step.seconds)
                 continue
@@ -435,6 +453,19 @@ class Chaos:
                 nursery.start_soon(self._heal_after, step, victim, heal)
             elif isinstance(fault, Death) and fault.moment != "now":
                 nursery.start_soon(self._kill_idle, executor.plan.planned[-1], fault)
+
+    async def _pause(self, step: ChaosStep, messages: int, longest: float) -> None:
+        """Wait before a fault: for a time or so many messages, then mostly for some more, and at most `longest`."""
+        arrivals = self.faults.executor.arrivals
+        with trio.move_on_after(step.after):
+            await arrivals.wait(messages)
+            return
+        if self._pauses.random() < AT_MESSAGE:
+            awaited, turns = int(2 ** self._pauses.uniform(0, MESSAGES_LOG)), self._pauses.randrange(TURNS)
+            with trio.move_on_after(longest - step.after):
+                await arrivals.wait(awaited)
+                for _ in range(turns):
+                    await trio.lowlevel.checkpoint()
 
     def _strike(self, step: ChaosStep, victim: Where, others: list[Where]) -> Strike:
         share = min(step.seconds / LONGEST_SECONDS, 1.0)

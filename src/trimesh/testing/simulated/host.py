@@ -10,7 +10,7 @@ import random
 import signal
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -435,20 +435,59 @@ class Wired:
     silent_since: float | None = None
 
 
+STILL: Final = 0.2
+"""Probability with which a seed delays no message."""
+
+UNEVEN: Final = 0.6
+"""Probability with which a seed gives each direction of a link a longest delay of its own."""
+
+JITTERS: Final = (0.001, 0.05)
+"""Longest delays of messages, in seconds, where all links are alike; the seed selects one. Uneven links have up to the
+last."""
+
+UNEVEN_DECADES: Final = 2.0
+"""Powers of ten between the longest delays of the quickest and the slowest of uneven links."""
+
+UNEVEN_CHANGE: Final = 1 / 16
+"""Probability with which a message changes the longest delay of an uneven link."""
+
+
+class Jitter:
+    """Random delays of messages under one seed.
+
+    On uneven links one process hears another early, and a third late, for many messages: orders that are improbable
+    where each message draws alone.
+    """
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        kind = draw.random()
+        self._is_uneven = kind < UNEVEN
+        self._longest = 0.0 if 1 - kind < STILL else JITTERS[-1] if self._is_uneven else draw.choice(JITTERS)
+        self._longest_of: dict[tuple[ProcId, ProcId], float] = {}
+
+    def delay(self, source: ProcId, target: ProcId) -> float:
+        if not self._longest:
+            return 0.0
+        longest = self._longest_of.get((source, target), self._longest)
+        if self._is_uneven and ((source, target) not in self._longest_of or self._draw.random() < UNEVEN_CHANGE):
+            longest = self._longest / 10 ** self._draw.uniform(0, UNEVEN_DECADES)
+            self._longest_of[source, target] = longest
+        return self._draw.uniform(0, longest)
+
+
 @attrs.define(eq=False)
 class SimWire(Delivery):
     """All wires of one simulated family.
 
     Attributes:
-        draw: Random numbers of the delays.
-        jitter: Longest random delay of a message.
+        jitter: Random delays of messages.
         place_of: Function from a process to its place.
         start_soon: Function that starts a task of the simulation.
         silenced: Places whose messages are lost, and their links with the first: they are killed once their code waits.
     """
 
-    draw: random.Random
-    jitter: float
+    jitter: Jitter
     place_of: Callable[[ProcId], Place]
     start_soon: Callable[..., None]
     _wired: list[Wired] = attrs.field(factory=list[Wired])
@@ -470,7 +509,7 @@ class SimWire(Delivery):
     def delay(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> float:
         """Return the seeded delay, plus those of faults."""
         del lane
-        delay = self.draw.uniform(0, self.jitter) if self.jitter else 0.0
+        delay = self.jitter.delay(source, target)
         for disturbance in self._on(source, target):
             delay += disturbance.delay((source, target), size)
         return delay

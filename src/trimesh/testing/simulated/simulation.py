@@ -52,7 +52,7 @@ from trimesh.testing.plans.fault import ActiveFaults, Heal, MessageCount, Place,
 from trimesh.testing.plans.name_faults import FaultyResolver, Lookup, virtual_address
 from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.simulated.guards import is_in_actor, own_pid, refused, replaced, with_copies
-from trimesh.testing.simulated.host import Hold, SimChild, SimWire, Wired, World
+from trimesh.testing.simulated.host import Hold, Jitter, SimChild, SimWire, Wired, World
 from trimesh.testing.simulated.job_host import SimJobHost
 from trimesh.testing.simulated.oracles import HANG_SECONDS, Oracles, Trace
 from trimesh.testing.simulated.random import SimRandom
@@ -158,9 +158,6 @@ class Deadlines:
 
 # ---- simulation ------------------------------------------------------------------------------------------------------
 
-JITTERS: Final = (0.0, 0.0, 0.001, 0.05)
-"""Longest delays of messages, in seconds; the seed of a run selects one."""
-
 TRANSFERS: Final = (1e-6, 1e-6, 0.001, 0.05)
 """Longest times of a transfer of a buffer, or of a chunk of a large one, in seconds; the seed of a run selects one. 0
 is not among them: a loop of reads would stop the clock."""
@@ -233,8 +230,7 @@ class Simulation:
         """Connect the simulation to a world that has no process yet."""
         self.world = world
         world.sites, world.watcher = self, self
-        draw = stream(self.seed, "wire")
-        self.wire = SimWire(draw, draw.choice(JITTERS), self.place_of, self.start_soon)
+        self.wire = SimWire(Jitter(stream(self.seed, "wire")), self.place_of, self.start_soon)
         world.network.delivery = self.wire
         world.network.memory.chunk_seconds = self._move_seconds
 
