@@ -11,7 +11,7 @@ from tests.testing.systems import job_queue, parameter_server, replicated_log
 import trimesh
 from trimesh.errors import leaves
 from trimesh.testing import Inconsistent, NotLinearizable
-from trimesh.testing.running import ItemRun, RunSettings, SeedPlan, Simulated, run_simulated
+from trimesh.testing.running import ItemRun, RunSettings, SeedPlan, Simulated, run_over_processes, run_simulated
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 SEEDS: Final = 100
@@ -47,6 +47,13 @@ def test_simulation_finds_a_bug_that_the_right_system_does_not_have(system: str,
 @pytest.mark.parametrize(("system", "bug"), PLANTED)
 def test_simulation_finds_each_bug(system: str, bug: str):
     finds(run_simulated, item(system, bug))
+
+
+@pytest.mark.real
+@pytest.mark.stress
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_real_processes_find_work_that_is_acknowledged_early(system: str):
+    finds(run_over_processes, item(system, "early", count=20))
 
 
 @pytest.mark.stress
