@@ -56,15 +56,18 @@ def _patched(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
         yield
 
 
+def _run_oracles(seed: int) -> BaseException | None:
+    body: Any = test_oracles.workload
+    return run_body(body, seed).error
+
+
 def bugs() -> dict[str, Bug]:
     """Return all planted bugs by "suite: name"."""
     found: dict[str, Bug] = {}
     for name, program in PROGRAMS.items():
         found[f"programs: {name}"] = Bug(nullcontext, lambda seed, p=program: p.run(seed, is_wrong=True).error)
     for plant, _ in test_oracles.PLANTED:
-        found[f"oracles: {plant.__name__}"] = Bug(
-            partial(_patched, plant), lambda seed: run_body(test_oracles.workload, seed).error
-        )
+        found[f"oracles: {plant.__name__}"] = Bug(partial(_patched, plant), _run_oracles)
     for suite, table, module in (
         ("soak", mutations.MUTATIONS, workload),
         ("pool", pool_mutations.MUTATIONS, pool_workload),
@@ -97,10 +100,9 @@ def measure(bug: Bug, most: int, sequences: int = SEQUENCES) -> Figures:
     found = Figures([], [])
     with bug.planted():
         for first in range(0, sequences * APART, APART):
-            begun = time.process_time()
-            for count in range(1, most + 1):
-                if bug.run(first + count - 1) is not None:
-                    break
+            begun, count = time.process_time(), 1
+            while bug.run(first + count - 1) is None and count < most:
+                count += 1
             found.seeds.append(count)
             found.seconds.append(time.process_time() - begun)
             gc.collect()
@@ -119,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--against", type=Path)
     options = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
-    before = json.loads(options.against.read_text()) if options.against else {}
+    before: dict[str, dict[str, float]] = json.loads(options.against.read_text()) if options.against else {}
     rows: dict[str, dict[str, float]] = {}
     print(f"{'planted bug':34} {'seeds':>7} {'mean':>7} {'CPU s':>7} {'mean s':>7}" + ("   ratios" if before else ""))
     for name, bug in bugs().items():

@@ -226,7 +226,7 @@ def _leave_zombies(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MUTATIONS: Final = {
-    "lost-cancel": Mutation("a cancel of a running call is lost", ((Proc, "_cancel", _lose_cancels),), "OR-5", 1),
+    "lost-cancel": Mutation("a cancel of a running call is lost", ((Proc, "_cancel", _lose_cancels),), "OR-5", 0),
     "stale-epoch": Mutation(
         "frames of a process that was given up, held by a partition, are read after it",
         (

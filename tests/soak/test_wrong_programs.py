@@ -8,19 +8,19 @@ from tests.soak.wrong_programs import PROGRAMS
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_right_program_passes(name: str):
+def test_right_program_passes(name: str) -> None:
     for seed in range(2):
         assert PROGRAMS[name].run(seed, is_wrong=False).error is None
 
 
-def test_first_failure_of_each_sequence_is_measured():
+def test_first_failure_of_each_sequence_is_measured() -> None:
     figures = measure(bugs()["programs: overtaken"], most=50, sequences=3)
 
     assert len(figures.seeds) == len(figures.seconds) == 3
     assert 1 <= figures.row()["seeds"] < 50
 
 
-def test_sequence_without_a_failure_counts_all_its_seeds():
+def test_sequence_without_a_failure_counts_all_its_seeds() -> None:
     seeds: list[int] = []
     planted = bugs()["programs: overtaken"].planted
 

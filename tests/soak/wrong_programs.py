@@ -32,7 +32,7 @@ class Store:
 
     is_wrong: bool
     log: list[Any] = attrs.field(factory=list[Any])
-    values: dict[str, Any] = attrs.field(factory=dict[str, Any])
+    values: dict[Any, Any] = attrs.field(factory=dict[Any, Any])
 
 
 STORES: list[Store] = []
