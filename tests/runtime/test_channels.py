@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -248,6 +249,38 @@ class Matchmaker:
     async def connect(self, peers: list[Peer]) -> None:
         for peer in peers:
             self.made.append(meet(self.proc, peer.proc_id)[1])
+
+
+async def test_holder_that_gets_ports_of_others_is_connected_once(proc: Proc):
+    """HO-2: its reply arrives by that link."""
+    matchmaker = Matchmaker(proc)
+    proc.family = matchmaker  # type: ignore[assignment]
+    peer, link = meet(proc, 2)
+    port, home, transit = open_and_send(proc, peer)
+    async with trio.open_nursery() as nursery:
+        proc.nursery = nursery  # type: ignore[assignment]
+        receive(proc, link, messages.InTransit(transit.channel, 5, 9), messages.InTransit(transit.channel, 6, 9))
+    assert [proc.peer(ProcId(9)).link] == matchmaker.made
+    port.close()
+    home.close()
+
+
+async def test_what_has_not_ended_is_described(proc: Proc):
+    _, link = meet(proc, 2)
+    port, home = proc.channels.open(1)
+    carry(proc, link, 3)
+    here = f"channel {home.number}"
+    assert sorted(proc.channels.left()) == [here, f"port of {here} of process 1", "port of channel 3 of process 7"]
+    port.close()
+    home.close()
+
+
+async def test_port_is_rebuilt_by_messages_only(proc: Proc):
+    port, home = proc.channels.open(1)
+    with pytest.raises(TypeError, match="only by the process that a message"):
+        pickle.loads(proc.values.encode(port, what="a port").payload)
+    port.close()
+    home.close()
 
 
 async def test_process_that_ends_has_told_the_homes_of_its_ports(proc: Proc, autojump_clock: Any):

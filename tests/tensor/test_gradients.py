@@ -284,7 +284,7 @@ def test_grad_generator_yields_what_autograd_gives(is_backwards: bool) -> None:
 
 
 def test_grad_generator_yields_the_dtypes_and_sizes_of_the_parameters() -> None:
-    """Promoted and broadcast operands, real ones of complex results, arguments and outputs of a Function without any."""
+    """Promoted and broadcast operands, real ones of complex results; a Function with arguments and outputs without."""
     seen: list[Any] = []
 
     class Parts(torch.autograd.Function):
