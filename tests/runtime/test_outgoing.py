@@ -287,6 +287,24 @@ async def test_death_says_whether_the_message_had_left():
     stage.check_clean()
 
 
+@pytest.mark.parametrize("bodies", [(), (b"body",)])
+async def test_death_of_one_of_several_says_whether_its_message_had_left(bodies: Sequence[bytes]):
+    """X3: of each rank by itself, although one has no room, so that nothing is cast."""
+    stage = Stage.of(2)
+    for _ in range(limits.MAILBOX_MESSAGES):
+        stage.call(ranks=[1], fail_fast=False)
+    call = stage.call(fail_fast=False, bodies=bodies)
+    for peer in stage.peers:
+        stage.proc.declare_gone(peer, ProcDeath("gone"))
+    await call.wait()
+    maybe = []
+    for outcome in call.collector.outcomes:
+        assert isinstance(outcome, LocalFailure)
+        assert isinstance(outcome.error, ProcDied)
+        maybe.append(outcome.error.maybe_executed)
+    assert maybe == [True, False]
+
+
 @pytest.mark.parametrize("liar", ["twice", "not asked"])
 async def test_reply_of_a_liar_breaks_the_protocol(liar: str):
     """E12: one terminal frame from each rank that was asked."""

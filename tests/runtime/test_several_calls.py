@@ -131,6 +131,27 @@ async def test_whatever_else_is_sent_to_the_actor_comes_after_them(caller: Calle
     assert caller.sent() == [[1, 2], 99, [3], 4, [5]]
 
 
+async def test_calls_that_cannot_share_a_message_leave_alone(caller: Caller):
+    """C7: those of an endpoint that is not known here; they are members of the set all the same."""
+    caller.request = REQUEST
+    caller.send = caller.sender()
+    caller.send_all(7, 8)
+    assert caller.sent() == [1, 2]
+    assert [call.key for call in caller.calls.running] == [7, 8]
+    caller.calls.cancel("enough")
+    caller.send_all(9)
+    assert [message.call for message in caller.link.sent if isinstance(message, messages.Call)] == [1, 2]
+
+
+async def test_size_of_what_waits_has_the_bodies(caller: Caller):
+    """S07: large values travel beside the message, and count for the mailbox."""
+    size = limits.MAILBOX_BYTES // 4
+    caller.send_all(*[bytes(size)] * 5)
+    assert 3 <= len(caller.sent()) < 5
+    caller.say(messages.Credit(MESH, 3))
+    assert len(caller.sent()) == 5
+
+
 async def test_message_is_bounded(caller: Caller):
     caller.send_all(*range(limits.CALLS_PER_MESSAGE + 1))
     caller.calls.leave()
