@@ -25,14 +25,21 @@ class Functions:
         keys = _numbered(lines)
         self._of_key = [(keys[it.__code__.co_qualname, it.__code__.co_firstlineno], it) for it in objects]
 
-    def plant(self, source: str) -> None:
-        """Give all of them the code of another version of the file, which differs within functions only."""
+    def plant(self, source: str) -> bool:
+        """Give all of them the code of another version of the file, which differs within functions only.
+
+        Returns:
+            False if one cannot have its code, which uses other variables of the functions around it.
+        """
         codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(compile(source, self.path, "exec"))}
         of_key = {key: codes[place] for place, key in _numbered(set(codes)).items()}
         for key, function in self._of_key:
             code = of_key.get(key)
-            if code is not None and len(code.co_freevars) == len(function.__code__.co_freevars):
+            if code is not None and code.co_freevars != function.__code__.co_freevars:
+                return False
+            if code is not None:
                 function.__code__ = code
+        return True
 
 
 def _numbered(places: set[tuple[str, int]]) -> dict[tuple[str, int], Key]:

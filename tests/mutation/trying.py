@@ -192,15 +192,19 @@ class Trying:
         return seconds
 
     def try_one(self, path: str, mutant: Mutant) -> str:
-        """Return what comes of a mutant: "found", "survived", "not executed", or "at import" only."""
+        """Return what comes of a mutant: "found", "survived", "not executed", or "at import" only.
+
+        What cannot be planted counts as executed at import.
+        """
         chosen = self.choose(path, mutant.line)
         if not chosen:
             return "at import" if mutant.line in self.imported[path] else "not executed"
         source = mutant.source
+        if not _in_copy(lambda: self._functions[path].plant(source), PATIENCE_SECONDS):
+            return "at import"
 
         def run() -> bool:
-            self._functions[path].plant(source)
-            return self._run(chosen)
+            return self._functions[path].plant(source) and self._run(chosen)
 
         patience = PATIENCE_SECONDS + 5 * sum(map(self._seconds_of, chosen))
         return "survived" if _in_copy(run, patience) else "found"
