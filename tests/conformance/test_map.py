@@ -286,6 +286,14 @@ async def test_cancelled_step_loses_no_result(backend: Backend):
                 with trio.move_on_after(0.001):
                     found.append(await anext(results))
         assert sorted(found) == [(index, index * index) for index in range(100)]
+        async with workers.square.map(range(3)) as results:
+            found = [await anext(results)]
+            await trio.testing.wait_all_tasks_blocked(0.01)  # the others have ended
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                found.append(await anext(results))
+            assert scope.cancelled_caught
+            assert len(found) == 1
 
 
 async def test_items_get_the_time_that_is_left(backend: Backend):

@@ -52,6 +52,17 @@ class Flaky(Actor):
             raise ConnectionError(trimesh.current_rank())
         return trimesh.current_rank()
 
+    @endpoint(concurrency=100, idempotent=True)
+    async def fail_beside(self, error: Exception) -> None:
+        """Raise on the first rank, and then, as they are cancelled, this error on the others."""
+        self.notes.add("run")
+        if trimesh.current_rank() == 0:
+            raise ConnectionError
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            raise error from None
+
     @endpoint
     async def once(self) -> None: ...
 
@@ -128,6 +139,25 @@ async def test_call_tries_only_the_failed_ranks_again(backend: Backend):
         assert list(values.values()) == [0, 1, 2, 3]
         assert values.item(gpus=3) == 3
         assert list((await flaky.runs.call()).values()) == [1, 3, 1, 2]
+
+
+@only_sim  # where both ranks begin before one of them fails
+async def test_call_is_made_again_whole_only_if_each_failure_is_named(backend: Backend):
+    """C6: one rank whose error is another one may have done what must not be done twice."""
+    async with backend.procs({"gpus": 2}) as procs:
+        flaky = await procs.spawn("flaky", Flaky)
+        handle = flaky.fail_beside.options(retry=Retry(2, on=(ConnectionError,), whole=True))
+        with pytest.RaisesGroup(ConnectionError, ValueError):
+            await handle.call(ValueError())
+        assert list((await flaky.runs.call()).values()) == [1, 1]
+        with pytest.raises(MeshErrorGroup) as caught:
+            await handle.call(ConnectionError())
+        assert set(kinds(caught.value)) == {ConnectionError}
+        assert list((await flaky.runs.call()).values()) == [4, 4]
+        assert any("attempt 3; earlier attempts: MeshErrorGroup" in note for note in caught.value.__notes__)
+        first = caught.value.__context__
+        assert isinstance(first, MeshErrorGroup)
+        assert isinstance(first.__context__, MeshErrorGroup)
 
 
 @pytest.mark.parametrize("whole", [None, True])
