@@ -7,7 +7,18 @@ import io
 import pytest
 
 from trimesh import observe
-from trimesh._wire.observed import ActorRow, CallRow, ProcRow, ProcView, WaitRow, decode_views, encode
+from trimesh._wire.observed import (
+    ActorRow,
+    CallRow,
+    LinkRow,
+    MetricRow,
+    ProcRow,
+    ProcView,
+    WaitRow,
+    decode_views,
+    encode,
+)
+from trimesh.observe import RunSnapshot
 from trimesh.observe.run_snapshot import merge
 
 
@@ -106,3 +117,25 @@ def test_four_thousand_processes_are_drawn():
     print_lines(console, run_lines(merge(decode_views(data), 0.0)))
     assert shown.getvalue().startswith("a run: procs[hosts=12,gpus=4] and 39 more stuck; see: trimesh stack ")
     assert "procs[hosts=62,gpus=4]" in shown.getvalue()
+
+
+def test_text_for_prometheus_has_sums_and_names_of_its_own() -> None:
+    """Metrics of the program whose names differ only in characters that Prometheus lacks are apart."""
+    procs = [ProcRow(id=f"{rank:x}", name=f"p[gpus={rank}]", memory_bytes=5, cpu_seconds=0.5) for rank in range(2)]
+    links = [LinkRow(proc="0", peer="1", bytes_sent=7, messages_sent=2, queued_bytes=3) for _ in range(2)]
+    names = (("a/b", "value"), ("a_b", "value"), ("2x", "gauge"), ("done", "counter"), ("seen_total", "counter"))
+    rows = [
+        MetricRow(proc=f"{rank:x}", name="p", mesh="p", metric=name, kind=kind, value=rank + 1.0)
+        for name, kind in names
+        for rank in range(2)
+    ]
+    seen = RunSnapshot(taken_at=1.0, procs=tuple(procs), links=tuple(links), metrics=tuple(rows), retries=4)
+    lines = observe.prometheus_text(seen).splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values["trimesh_resident_memory_bytes"] == "10"
+    assert (values["trimesh_link_sent_bytes_total"], values["trimesh_link_queued_bytes"]) == ("14", "6")
+    assert (values["trimesh_link_sent_messages_total"], values["trimesh_call_retries_total"]) == ("4", "4")
+    assert float(values["trimesh_cpu_seconds_total"]) == 1.0
+    assert (values['done_total{mesh="p"}'], values['seen_total{mesh="p"}']) == ("3", "3")
+    own = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE") and "trimesh_" not in line}
+    assert own == {"_2x": "gauge", "a_b": "gauge", "a_b_": "gauge", "done_total": "counter", "seen_total": "counter"}
