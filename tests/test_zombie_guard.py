@@ -103,6 +103,9 @@ def test_semaphore_of_this_program(request):
     name = f"/trimesh-guard-{os.getpid()}"
     kept.append(_multiprocessing.SemLock(0, 1, 1, name, False))
     request.config.add_cleanup(lambda: _multiprocessing.sem_unlink(name))
+
+def test_pools_of_torch():
+    pytest.importorskip("torch")
 """
 
 FOREIGN = """
@@ -166,9 +169,10 @@ def test_zombie_guard_names_leftover(report: str, test: str, leftover: str) -> N
 def test_zombie_guard_passes_clean_test(report: str) -> None:
     assert "ERROR at teardown of test_clean" not in report
     assert "ERROR at teardown of test_name_of_the_cuda_driver" not in report
+    assert "ERROR at teardown of test_pools_of_torch" not in report
     assert "11 errors" in report
 
 
 def test_zombie_guard_passes_names_of_another_program(report: str) -> None:
     assert "test_names_of_another_program" not in report
-    assert "15 passed" in report
+    assert re.search(r"16 passed|15 passed, 1 skipped", report)

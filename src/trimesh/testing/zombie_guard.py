@@ -159,8 +159,12 @@ def thread_names() -> dict[str, str]:
     """Return a name for every running thread of this process: Python's if there is one, else the kernel's."""
     names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     for tid in os.listdir("/proc/self/task"):
-        names.setdefault(tid, read(f"/proc/self/task/{tid}/comm").decode(errors="replace").strip())
+        names.setdefault(tid, _kernel_name(tid))
     return names
+
+
+def _kernel_name(tid: str | int) -> str:
+    return read(f"/proc/self/task/{tid}/comm").decode(errors="replace").strip()
 
 
 def is_allowed_thread(name: str) -> bool:
@@ -168,7 +172,7 @@ def is_allowed_thread(name: str) -> bool:
     if name.startswith(ALLOWED_THREADS):
         return True
     pools = "torch" in sys.modules or "numpy" in sys.modules
-    return pools and (name.startswith(POOL_THREADS) or name == thread_names()[str(os.getpid())])
+    return pools and (name.startswith(POOL_THREADS) or name == _kernel_name(os.getpid()))
 
 
 def left_threads(before: Scan) -> Iterator[str]:
