@@ -248,6 +248,15 @@ def test_state_that_no_seed_reaches_fails_the_item():
         run_simulated(item(body, 3, ("declared", "reached by all")))
 
 
+def test_chaos_that_no_seed_sees_fails_the_item():
+    async def body(mesh, chaos):
+        async with chaos.safety(chaos.plan(kill=1)):
+            pass
+
+    with pytest.raises(NeverReached, match=r"any of 3 seeds: a fault in chaos\.safety"):
+        run_simulated(item(body, 3))
+
+
 def test_state_is_not_asked_for_when_one_seed_is_replayed():
     async def body(chaos):
         chaos.sometimes("never", condition=False)

@@ -137,6 +137,9 @@ TURNS: Final = 3
 IDLE_SECONDS: Final = 0.5
 """Time after which a member that should be killed at a call, and has none, is killed without."""
 
+ANY_FAULT: Final = "a fault in chaos.safety"
+"""State that some seed must reach: otherwise the bodies end too early, or members are all spared."""
+
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
 
@@ -331,14 +334,17 @@ class Chaos:
     ) -> AsyncGenerator[None, None]:
         """Run the body while faults occur, for at most `duration` seconds; then heal those that last.
 
+        Some seed must see a fault, as it must reach what `sometimes` names.
+
         Args:
             plan: The plan of random faults.
-            duration: Seconds after which the body is cancelled.
+            duration: Seconds after which the body is cancelled; it counts as ended then.
             of: The members; all of the fixture `mesh` by default.
         """
         mesh = self._members(of)
         draw = stream(self.seed, "chaos", self._plans)
         self._plans += 1
+        self.sometimes(ANY_FAULT, condition=False)
         heals: list[Callable[[], None]] = []
         try:
             with trio.move_on_after(duration) as scope:
@@ -427,6 +433,7 @@ class Chaos:
             share = (step.after - shortest) / (longest - shortest) if longest > shortest else 0.5
             await self._pause(step, 1 + int(share * (NEXT_MESSAGES if step.number else FIRST_MESSAGES)), longest)
             if step.kind in plan.nemeses:
+                self.sometimes(ANY_FAULT)
                 nursery.start_soon(plan.nemeses[step.kind], step.seconds)
                 continue
             ranks = mesh._shown.ranks()  # noqa: SLF001 - only tests need it
@@ -449,6 +456,7 @@ class Chaos:
             fault = KINDS[step.kind](self._strike(step, victim, [one for one in up if one != victim]))
             heal = self.faults.plan(fault, key=f"c{self._plans - 1}.{step.number}")
             heals.append(heal)
+            self.sometimes(ANY_FAULT)
             if step.kind != "kill":
                 nursery.start_soon(self._heal_after, step, victim, heal)
             elif isinstance(fault, Death) and fault.moment != "now":
