@@ -99,4 +99,4 @@ def test_suites_pass(folder: Path) -> None:
 
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
-    assert "6 passed" in done.stdout, done.stdout
+    assert "7 passed" in done.stdout, done.stdout

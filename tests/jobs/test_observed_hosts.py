@@ -83,7 +83,8 @@ async def test_machines_have_figures_and_versions_also_without_processes() -> No
         assert 0 < row.memory_free_bytes < row.memory_bytes
         assert "/dev/shm" in [disk.path for disk in row.disks]
         assert all(disk.free_bytes <= disk.nbytes for disk in row.disks)
-        assert (row.python, row.kernel, row.torch) == (sys.version.split()[0], os.uname().release, ())
+        assert (row.python, row.kernel) == (sys.version.split()[0], os.uname().release)
+        assert bool(row.torch) == ("torch" in sys.modules and row is not empty)  # its processes are forks of this one
     assert all(one.cpu is not None and one.received is not None for one in hosts_between(seen, before))
 
 

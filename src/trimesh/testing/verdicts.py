@@ -51,7 +51,7 @@ def differing(reports: Iterable[Any]) -> Iterator[str]:
     """
     found: dict[tuple[str, str], dict[str, BackendVerdict]] = {}
     for report in reports:
-        told = next((value for name, value in report.user_properties if name == VERDICT), None)
+        told = next((value for name, value in getattr(report, "user_properties", ()) if name == VERDICT), None)
         if told is not None:
             file, test, backend, seeds, seed = told
             outcome = "failed" if report.outcome == "rerun" else report.outcome

@@ -1,6 +1,7 @@
 """Updates of the replicas of a pool, such as new weights, that follow its membership (`Pool.each`).
 
-UD-1 While an update stands, requests run only on incarnations of replicas that have had it, or a later one.
+UD-1 While an update stands, requests run only on incarnations of replicas that have had it, or a later one. It stands
+  once all that live have had it, those that came back during its round, too.
 UD-2 An update that succeeds was called once for each incarnation of a replica: restarted, replaced and new ones get the
      latest update, and no earlier one, before they serve.
 UD-3 A replica runs no request of the pool while an update is called for it.
@@ -117,9 +118,9 @@ class Updates:
     # ---- a round over all ------------------------------------------------------------------------------------
 
     async def _roll(self, at_most: int) -> None:
-        """Update all replicas that live, at most so many at a time."""
+        """Update all replicas that live, at most so many at a time; then those that have come back meanwhile."""
         await trio.lowlevel.checkpoint()
-        seen = set[int]()
+        seen = set[tuple[int, object]]()
         errors: list[Exception] = []
         room = trio.Semaphore(at_most)
 
@@ -131,22 +132,49 @@ class Updates:
                 nursery.cancel_scope.cancel(reason="an update of pool.each has failed")
             room.release()
 
-        async with trio.open_nursery() as nursery:
-            while True:
-                await room.acquire()
-                index = next((one for one in self._waiting() if one not in seen), None)
-                if index is None:
+        while not errors:
+            behind = [one for one in self._behind() if one not in seen]
+            if not behind:
+                if not self._has_held_requests():
                     break
-                seen.add(index)
-                nursery.start_soon(turn, index)
+                await wait_changed(self._engine.mesh)
+                continue
+            seen.update(behind)
+            async with trio.open_nursery() as nursery:
+                for index, _ in behind:
+                    await room.acquire()
+                    nursery.start_soon(turn, index)
         if errors:
             raise errors[0] if len(errors) == 1 else ExceptionGroup("updates of pool.each have failed", errors)
 
-    def _waiting(self) -> list[int]:
-        return [one.index for one in self._engine.dispatcher.replicas if one.is_member and one.index not in self._busy]
+    def _behind(self) -> list[tuple[int, object]]:
+        """Return the replicas in service that lack the latest update, with their incarnations."""
+        members = [one.index for one in self._engine.dispatcher.replicas if one.is_member]
+        return [
+            (index, incarnations_of(self._engine.views[index]))
+            for index in members
+            if index not in self._busy and self._lacks(index)
+        ]
+
+    def _lacks(self, index: int) -> bool:
+        """Return whether a replica lives, and has not had the latest update."""
+        view = self._engine.views[index]
+        incarnations, number = self._had.get(index, (None, 0))
+        return is_whole(view) and (number < self._number or incarnations != incarnations_of(view))
+
+    def _has_held_requests(self) -> bool:
+        """Return whether requests wait for the restart of their replica: they begin before it could get an update."""
+        return any(
+            one.is_member and one.running and one.index not in self._busy and self._is_restarting(one.index)
+            for one in self._engine.dispatcher.replicas
+        )
+
+    def _is_restarting(self, index: int) -> bool:
+        view = self._engine.views[index]
+        return not is_whole(view) and not is_lost(view)
 
     async def _turn(self, index: int) -> None:
-        if is_whole(self._engine.views[index]) and self._had.get(index, (None, 0))[1] < self._number:
+        if index not in self._busy and self._lacks(index):
             self._set_busy(index, is_busy=True)
             try:
                 await self._update(index)
