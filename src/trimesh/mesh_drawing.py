@@ -58,6 +58,7 @@ class _Look(NamedTuple):
 _BLUE, _GREY, _RED, _ORANGE, _HOLLOW = "#4f8fc4", "#868e96", "#c2263d", "#f0a020", "transparent"
 _CROSS: Final = ((0.22, 0.22, 0.78, 0.78), (0.78, 0.22, 0.22, 0.78))
 _SLASH: Final = ((0.0, 1.0, 1.0, 0.0),)
+_RING: Final = ((0.25, 0.25, 0.75, 0.25), (0.75, 0.25, 0.75, 0.75), (0.75, 0.75, 0.25, 0.75), (0.25, 0.75, 0.25, 0.25))
 _LOOKS: Final = {
     "dead": _Look(_RED, lines=_CROSS, ink="#ffffff"),
     "failed": _Look(_RED, lines=_CROSS, ink="#ffffff"),
@@ -67,6 +68,7 @@ _LOOKS: Final = {
     "held": _Look("#e3c42c", lines=((0.5, 0.2, 0.5, 0.8),)),
     "stuck": _Look(_ORANGE, lines=_SLASH),
     "stalled": _Look(_ORANGE, lines=_SLASH),
+    "deadlocked": _Look(_ORANGE, lines=_RING, thick=0.12),
     "calls wait": _Look(_BLUE, lines=((0.5, 0.5, 0.5, 0.5),), ink="#ffffff", thick=0.4),
     "busy": _Look(_BLUE),
     "running": _Look(_BLUE),

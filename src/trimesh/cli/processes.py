@@ -12,7 +12,6 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from trimesh import limits
-from trimesh.cli.dashboard.board import deadlocked_members
 from trimesh.cli.dashboard.problems import Problem, problems
 from trimesh.cli.text import (
     aligned,
@@ -31,6 +30,7 @@ from trimesh.observe import ActorRow, CallRow, ProcActivity, ProcRow, RunSnapsho
 from trimesh.observe.post_mortem import last_words
 from trimesh.observe.quantities import duration, size
 from trimesh.observe.run_snapshot import FINE, HostActivity, hosts_between
+from trimesh.observe.waiting import WaitGraph
 
 _SHOWN: Final = 20
 """Shown processes of one parent that are alike and have no problem, and shown problems."""
@@ -141,7 +141,7 @@ class RunDiagnosis:
         homes.update((actor.name, actor.proc) for actor in self._snapshot.actors)
         found = defaultdict[str, list[str]](list)
         for one in self.wrong:
-            for name in deadlocked_members(self._snapshot) if one.kind == "deadlock" else one.names:
+            for name in WaitGraph(self._snapshot).deadlocked() if one.kind == "deadlock" else one.names:
                 word, proc = _MARKS.get(one.kind), homes.get(name)
                 if word is not None and proc is not None and word not in found[proc]:
                     found[proc].append(word)

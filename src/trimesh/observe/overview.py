@@ -10,7 +10,7 @@ import html
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -87,9 +87,10 @@ class Overview:
             if proc.mesh:
                 meshes[proc.mesh].append(proc)
         left = CELLS_MAX
+        deadlocked = WaitGraph(seen).deadlocked()
         names = sorted(meshes, key=lambda name: (name != self._first, name))
         for number, name in enumerate(names):
-            card, cells = _card(name, meshes[name], seen)
+            card, cells = _card(name, meshes[name], seen, deadlocked)
             left -= cells
             if left < 0 and number:
                 yield f'<div style="{_SMALL}">and {len(names) - number} more meshes</div>'
@@ -179,7 +180,7 @@ def _cut(line: str) -> str:
 # ---- meshes ----------------------------------------------------------------------------------------------------------
 
 
-def _card(name: str, procs: Sequence[ProcRow], seen: RunSnapshot) -> tuple[str, int]:
+def _card(name: str, procs: Sequence[ProcRow], seen: RunSnapshot, deadlocked: Collection[str]) -> tuple[str, int]:
     """Return the drawing of a mesh and the number of its cells."""
     extent = {label: max(proc.point.get(label, 0) for proc in procs) + 1 for label in procs[0].point}
     members = dict[int, ProcRow]()
@@ -195,7 +196,7 @@ def _card(name: str, procs: Sequence[ProcRow], seen: RunSnapshot) -> tuple[str, 
     states = [""] * math.prod(extent.values())
     titles = [""] * len(states)
     for rank, proc in members.items():
-        states[rank] = _state(proc, actors.get(proc.id, ()))
+        states[rank] = _state(proc, actors.get(proc.id, ()), deadlocked)
         call = oldest.get(proc.id)
         doing = "" if call is None else f", {call.endpoint} for {duration(call.age)}"
         memory = f", {size(proc.memory_bytes)}" * bool(proc.memory_bytes)
@@ -203,9 +204,11 @@ def _card(name: str, procs: Sequence[ProcRow], seen: RunSnapshot) -> tuple[str, 
     return mesh_card(f"{name}{extent or ''}", extent, states, titles), len(states)
 
 
-def _state(proc: ProcRow, actors: Iterable[ActorRow]) -> str:
+def _state(proc: ProcRow, actors: Sequence[ActorRow], deadlocked: Collection[str]) -> str:
     if proc.state != "running":
         return proc.state
+    if any(actor.name in deadlocked for actor in actors):
+        return "deadlocked"
     serving = [actor for actor in actors if actor.state == "serving"]
     if not serving:
         return "running"

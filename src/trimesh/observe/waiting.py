@@ -63,6 +63,10 @@ class WaitGraph:
         awaited = {other for others in self.waits_for.values() for other in others}
         return [call for call in self.calls.values() if call.id not in awaited]
 
+    def deadlocked(self) -> set[str]:
+        """Return the names of members whose calls wait for each other."""
+        return {self.calls[call_id].name for one in self.culprits() for call_id in one.cycle}
+
     def culprits(self) -> Sequence[Culprit]:
         """Return the root causes of waiting: those with most waiters first, then the oldest."""
         waited_by = dict[str, list[str]]()

@@ -310,12 +310,6 @@ class WaitPicture(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-def deadlocked_members(seen: RunSnapshot) -> set[str]:
-    """Return the names of members whose calls wait for each other."""
-    graph = WaitGraph(seen)
-    return {graph.calls[call_id].name for one in graph.culprits() for call_id in one.cycle}
-
-
 def wait_picture(seen: RunSnapshot) -> WaitPicture:
     graph = WaitGraph(seen)
     culprits = graph.culprits()
@@ -509,7 +503,7 @@ def see(
     activities = activity_between(later, earlier)
     if cores and earlier is None:
         activities = [msgspec.structs.replace(one, cpu=cores.get(one.proc.id)) for one in activities]
-    placed, meshes_cut = grids(activities, later.actors, later.calls, deadlocked_members(later))
+    placed, meshes_cut = grids(activities, later.actors, later.calls, WaitGraph(later).deadlocked())
     wrong = problems(later)
     groups = call_groups(later.calls)
     names = {proc.id: proc.name for proc in later.procs}
