@@ -24,7 +24,7 @@ from trimesh.testing.running import (
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 DEPOSITS: Final = 40
-RESTARTS: Final = trimesh.Restart("one_for_one", intensity=1000, period=60)
+RESTARTS: Final = trimesh.Restart("one_for_one", intensity=1000, period=60, backoff=trimesh.Backoff(0.05, 0.2))
 
 
 class Bank(Actor):
@@ -64,7 +64,7 @@ def deposits(*, has_keys: bool) -> Callable[..., Awaitable[None]]:
         bank = await mesh.slice(gpus=0).spawn("bank", Bank)
         tellers = mesh.slice(gpus=1)
         teller = await tellers.spawn("teller", Teller, bank, has_keys)
-        async with chaos.safety(chaos.plan(kill=1, every=(0.5, 2.0)), duration=30, of=tellers):
+        async with chaos.safety(chaos.plan(kill=1, every=(0.1, 1.0)), duration=30, of=tellers):
             for key in range(DEPOSITS):
                 while True:
                     try:
@@ -140,7 +140,7 @@ def test_simulation_finds_a_lost_acknowledgement():
 @pytest.mark.real
 @pytest.mark.daily
 def test_real_processes_find_a_lost_acknowledgement():
-    run = item(deposits(has_keys=False), count=10)
+    run = item(deposits(has_keys=False), count=20)
     with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="== 40"), flatten_subgroups=True) as caught:
         run_over_processes(run)
 
