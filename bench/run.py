@@ -37,6 +37,7 @@ WORKLOADS = [
     "observed",
     "metrics",
     "page",
+    "seeds",
     "asyncio",
     "services",
     "loop",
