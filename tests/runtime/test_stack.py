@@ -8,9 +8,11 @@ import sys
 import time
 
 import pytest
+import trio
 from tests.patience import HANG_SECONDS
 
 from trimesh._runtime.watch import stacks
+from trimesh._runtime.watch.report import is_in_loop
 
 READING = """
 import ctypes
@@ -55,3 +57,31 @@ def test_read_stack_of_a_process_that_wrote_none_is_empty():
         assert stacks.read_stack(os.getpid(), fd) == ""
     finally:
         os.close(fd)
+
+
+class Between(trio.abc.Instrument):
+    """Looks at the stack where Trio waits, and between two tasks."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.seen.append(is_in_loop(sys._getframe(1)))
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.seen.append(is_in_loop(sys._getframe(1)))
+
+
+def test_main_thread_is_in_its_loop_unless_code_of_a_task_runs():
+    """M4: a process that a signal interrupts between two tasks is free for any."""
+    between = Between()
+    inside: list[bool] = []
+
+    async def main() -> None:
+        inside.append(is_in_loop(sys._getframe()))
+        await trio.lowlevel.checkpoint()
+        inside.append(is_in_loop(sys._getframe()))
+
+    trio.run(main, instruments=[between])
+    assert set(between.seen) == {True}
+    assert inside == [False, False]

@@ -256,13 +256,13 @@ _Place = tuple[str, int, str, str]
 _IDLE_THREAD: Final = os.path.join(_TRIO_CORE, "_thread_cache.py")
 
 
-_WAITING: Final = {
-    "trio": ("get_events",),
+_LOOPS: Final = {
+    "trio": ("get_events", "unrolled_run"),
     OURS: ("_select", "before_io_wait"),
     "asyncio": ("_run_once",),
     "uvloop": ("noop",),
 }
-"""Functions in which a loop waits, by package: of Trio, and of asyncio where its loop drives the Trio run."""
+"""Functions of loops that run no task, by package: of Trio, and of asyncio where its loop drives the Trio run."""
 
 
 def describe_actors(proc: Proc) -> Iterator[str]:
@@ -282,10 +282,14 @@ def describe_threads() -> Iterator[str]:
 
 
 def is_in_loop(frame: FrameType | None) -> bool:
-    """Return whether a main thread that was interrupted in `frame` waits in its loop, free for any task."""
-    while frame is not None and _package_of(frame) == "selectors":
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_name in _WAITING.get(_package_of(frame), ())
+    """Return whether a main thread that was interrupted in `frame` is in its loop, free for any task."""
+    for one in _outwards(frame):
+        package = _package_of(one)
+        if one.f_code.co_name in _LOOPS.get(package, ()):
+            return True
+        if package not in ("selectors", "trio"):
+            return False
+    return False
 
 
 def where(task: trio.lowlevel.Task, thread: int = 0) -> tuple[str, list[str]]:
