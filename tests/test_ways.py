@@ -112,7 +112,7 @@ async def test_request_of_a_pool() -> None:
         async with open_pool(served) as pool:
             size = await shortest(lambda: pool.add(1))
 
-    assert fits(size, functions=73, modules=25, calls=92), size
+    assert fits(size, functions=76, modules=25, calls=92), size  # 72, 25, 85 if the loop takes the reply
 
 
 async def test_version_of_two_small_tensors() -> None:

@@ -63,6 +63,10 @@ async def test_no_command_prints_what_steers_a_terminal(capfd: pytest.CaptureFix
     async with this_host().spawn_procs({"gpus": 2}, name=HOSTILE, supervision=Isolate()) as procs:
         hostile = await procs.spawn(HOSTILE, Hostile)
         await hostile.say.call()
+        shown = ""
+        while shown.count("z\n") < 4:  # the program's own terminal shows what two ranks write to two streams as it is
+            shown += "".join(capfd.readouterr())
+            await trio.lowlevel.checkpoint()
         with pytest.raises(ExceptionGroup):
             await hostile.fail.call()
         async with trio.open_nursery() as nursery:

@@ -409,7 +409,7 @@ async def test_owner_is_killed_while_its_memory_is_read(faults):
 
 
 @both
-@simulate(seeds=10)
+@simulate(seeds=4)
 async def test_killed_reader_holds_neither_pin_nor_view(faults):
     """N4: it is killed while it reads, has a version pinned, and looks at memory; its owner goes on at once."""
     async with _isolated(faults) as procs, trio.open_nursery() as nursery:
