@@ -206,9 +206,14 @@ async def test_collective_of_one_rank_fails_and_hangs(mesh, faults, fault_log):
     assert len(fault_log) == 1
 
     heal = faults.collective({"gpus": 1}, times=1_000).fails()
-    with pytest.raises(trimesh.MeshErrorGroup):
-        await total()
+    with pytest.raises(trimesh.MeshErrorGroup) as caught:
+        await trimesh.fetch(trimesh.reduce(ones, "gpus", "sum"))
     heal()
+    planned, other = caught.value.exceptions
+    assert trimesh.origin(planned).point == {"gpus": 1}
+    assert "a planned fault" in str(planned)
+    assert isinstance(other, trimesh.CollectiveFailed)  # not that a connection was closed
+    assert "a planned fault" in str(other.__cause__)
     fired = len(fault_log)
 
     heal = faults.collective({"gpus": 1}).hangs()

@@ -159,10 +159,14 @@ class Group(NamedGroup):
             except Exception as error:
                 del inner
                 traceback.clear_frames(error.__traceback__)  # frames refer to the group to be destroyed
-                self._destroy()
-                self._check_cause()
-                if is_new or not may_repeat:
-                    self.leave(error)
+                is_last = is_new or not may_repeat
+                try:
+                    self._check_cause()
+                    if is_last:
+                        self._leave(error)  # before the others find their connections closed, and take that as a cause
+                finally:
+                    self._destroy()
+                if is_last:
                     raise
 
     def leave(self, error: BaseException) -> None:
