@@ -110,6 +110,7 @@ def test_tree_that_cannot_be_imported_has_no_count_of_modules(tree: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.stress
 def test_figures_of_this_tree_are_text() -> None:
     text = tree_figures.as_text(tree_figures.figures(tree_figures.ROOT))
 

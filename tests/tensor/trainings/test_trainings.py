@@ -12,7 +12,7 @@ from tests.tensor.trainings.training import CUT_LINEAR, EVENTS, PARTS, generate 
 
 pytestmark = pytest.mark.torch
 
-SEEDS = range(10)
+SEEDS = range(6)
 """Of the trainings that are run each time: some fifteen seconds. `make trainings-fuzz` runs as many as one likes."""
 
 
