@@ -125,8 +125,8 @@ NEXT_MESSAGES: Final = 200
 """Most messages between two faults: they hit a body that never sleeps, which takes no virtual and little real time."""
 
 AT_MESSAGE: Final = 0.75
-"""Probability with which a fault that came by its time waits for messages: a program takes its steps at moments that
-few random times hit."""
+"""Probability with which a fault that came by its time waits for messages between any two processes: a program takes
+its steps at moments that few random times hit."""
 
 MESSAGES_LOG: Final = 4.0
 """Binary logarithm of the number of messages that a fault then waits for, at most."""
@@ -464,14 +464,14 @@ class Chaos:
 
     async def _pause(self, step: ChaosStep, messages: int, longest: float) -> None:
         """Wait before a fault: for a time or so many messages, then mostly for some more, and at most `longest`."""
-        arrivals = self.faults.executor.arrivals
+        executor = self.faults.executor
         with trio.move_on_after(step.after):
-            await arrivals.wait(messages)
+            await executor.arrivals.wait(messages)
             return
         if self._pauses.random() < AT_MESSAGE:
             awaited, turns = int(2 ** self._pauses.uniform(0, MESSAGES_LOG)), self._pauses.randrange(TURNS)
             with trio.move_on_after(longest - step.after):
-                await arrivals.wait(awaited)
+                await executor.passing.wait(awaited)
                 for _ in range(turns):
                     await trio.lowlevel.checkpoint()
 

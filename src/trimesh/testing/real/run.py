@@ -113,6 +113,7 @@ class RealExecutor:
         faults: Faults that have begun in the test's own process.
         clock: Clock that Python code of the test reads.
         arrivals: Messages that the test's own process has received.
+        passing: The same: nothing counts those of the others.
     """
 
     hits_starts: ClassVar = False
@@ -127,6 +128,7 @@ class RealExecutor:
     faults: ActiveFaults = attrs.field(init=False)
     clock: ProcClock = attrs.field(factory=ProcClock)
     arrivals: MessageCount = attrs.field(factory=MessageCount)
+    passing: MessageCount = attrs.field(init=False)
     _rows: dict[int, _Row] = attrs.field(factory=dict[int, _Row])
     _jittered: list[int] = attrs.field(factory=list[int])
     _armed: set[ProcId] = attrs.field(factory=set[ProcId])
@@ -134,6 +136,7 @@ class RealExecutor:
     _started_at: float = attrs.field(factory=trio.current_time)
 
     def __attrs_post_init__(self) -> None:
+        self.passing = self.arrivals
         self.faults = ActiveFaults(self.fire, lambda _: "controller")
         self._armed.add(self.proc.proc_id)
         self.proc.sites = self

@@ -178,6 +178,7 @@ class Simulation:
         time: The clocks of the processes.
         hosts: Hosts of the job of this run, if it has one.
         arrivals: Messages that the controller has received.
+        passing: Messages that any process has received.
     """
 
     hits_starts: ClassVar = True
@@ -203,6 +204,7 @@ class Simulation:
     _helpers: list[trio.CancelScope]
     hosts: list[SimJobHost]
     arrivals: MessageCount
+    passing: MessageCount
 
     def __init__(self, seed: int, *, left_out: frozenset[str] = frozenset()) -> None:
         self.seed = seed
@@ -225,6 +227,7 @@ class Simulation:
         self._helpers = []
         self.hosts = []
         self.arrivals = MessageCount()
+        self.passing = MessageCount()
 
     def prepare(self, world: World) -> None:
         """Connect the simulation to a world that has no process yet."""
@@ -323,6 +326,7 @@ class Simulation:
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         self.note("receive", self.label_of(proc.proc_id), f"{_describe(message)} from {self.label_of(peer.proc_id)}")
+        self.passing.add()
         if proc.proc_id == self.controller:
             self.arrivals.add()
         if not self.faults.received(self.place_of(proc.proc_id), proc, peer, message):
