@@ -30,6 +30,10 @@ class Worker(Actor):
         return trio.current_effective_deadline() - trio.current_time()
 
     @endpoint
+    async def touch(self, path: str) -> None:
+        await trio.Path(path).touch()
+
+    @endpoint
     async def where(self, item: Any) -> tuple[int, Any]:
         return trimesh.current_rank(), item
 
@@ -69,6 +73,18 @@ class Worker(Actor):
         if trimesh.current_rank() < trimesh.current_size() - 1:
             raise ConnectionError(item)
         return trimesh.current_rank(), item
+
+    @endpoint(concurrency=100, idempotent=True)
+    async def fail_late(self, error: Exception) -> None:
+        """Raise an error at once, except for a `ConnectionError`: that when cancelled."""
+        self.notes.add(type(error).__name__)
+        if isinstance(error, ConnectionError):
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                raise error from None
+        await self.notes.wait("ConnectionError")
+        raise error
 
     @endpoint(concurrency=100, idempotent=True)
     async def long(self, seconds: float) -> tuple[int, float]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import trio
+import trio.abc
 import trio.testing
 from tests.conformance.mapping import Worker
-from tests.conformance.meshes import Backend, attempt, kinds
+from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, only_real, only_sim
+from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, MeshStopped, ProcDied, endpoint
+from trimesh import Actor, Isolate, MeshErrorGroup, MeshStopped, ProcDied, endpoint, limits
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 500])
@@ -85,7 +89,8 @@ async def test_results_come_as_they_are_ready(backend: Backend):
             assert await anext(results) == (0, (0, 0))
 
 
-async def test_no_more_than_the_window_is_under_way(backend: Backend):
+@pytest.mark.parametrize("is_option", [False, True])
+async def test_no_more_than_the_window_is_under_way(backend: Backend, *, is_option: bool):
     """C7, S03: items are taken from the iterable only as results are taken."""
     taken = []
 
@@ -96,7 +101,8 @@ async def test_no_more_than_the_window_is_under_way(backend: Backend):
 
     async with backend.procs({"gpus": 2}) as procs:
         workers = await procs.spawn("workers", Worker)
-        async with workers.hold.map(items(), window=6) as results:
+        held = workers.hold.options(window=6).map(items()) if is_option else workers.hold.map(items(), window=6)
+        async with held as results:
             await workers.wait.call("holding", 3)
             assert len(taken) <= 7
             await workers.open.call()
@@ -105,6 +111,91 @@ async def test_no_more_than_the_window_is_under_way(backend: Backend):
                 assert len(taken) <= count + 7
         assert max(most for _, most, _ in (await workers.report.call()).values()) == 3
     assert len(taken) < 40
+
+
+@only_sim
+async def test_items_are_read_several_at_a_time(backend: SimBackend):
+    """C7: as long as each member has some; a consumer that waits for a result makes room at once."""
+    taken = []
+
+    def items() -> Iterator[int]:
+        for number in range(20):
+            taken.append(number)
+            yield number
+
+    async with backend.procs({"gpus": 1}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        async with workers.square.map(items(), window=9) as results:
+            counts = []
+            for _ in range(7):
+                await trio.testing.wait_all_tasks_blocked()
+                counts.append(len(taken))
+                await anext(results)
+        assert counts == [10, 10, 12, 12, 14, 14, 16]
+        del taken[:]
+        async with workers.hold.map(items(), window=2) as results, trio.open_nursery() as nursery:
+            await workers.wait.call("holding", 2)
+            first = attempt(nursery, anext, results)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(taken) == 3
+            await workers.open.call()
+            assert await first.result() == (0, 0)
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks."""
+
+    number = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.number += 1
+
+
+@only_sim
+@pytest.mark.parametrize("how", ["count", "time"])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_reading_of_items_lets_other_tasks_run(backend: SimBackend, how: str, *, is_async: bool):
+    """C7: after so many items, and after some time that they took."""
+    steps = Steps()
+    taken = Counter[int]()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            taken[steps.number] += 1
+            if how == "time":
+                backend.clock.jump(limits.MAP_UNBROKEN_SECONDS)
+            yield number
+
+    async def items_async() -> AsyncIterator[int]:
+        for number in items():
+            yield number
+
+    async with backend.procs({"gpus": 1}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        async with workers.square.map(items_async() if is_async else items(), window=100) as results:
+            trio.lowlevel.add_instrument(steps)
+            assert len([result async for result in results]) == 100
+            trio.lowlevel.remove_instrument(steps)
+    assert max(taken.values()) == (1 if how == "time" else limits.MAP_UNBROKEN_ITEMS)
+
+
+@only_real
+@pytest.mark.daily("real")
+async def test_item_is_sent_before_the_next_one_is_made(backend: Backend, tmp_path: Path):
+    """C7: which may take long, in code that waits for nothing."""
+
+    def items() -> Iterator[str]:
+        for name in "ab":
+            yield str(tmp_path / name)
+            end = time.monotonic() + HANG_SECONDS
+            while not (tmp_path / name).exists():
+                assert time.monotonic() < end
+                time.sleep(0.001)
+
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        async with workers.touch.map(items()) as results:
+            assert len([result async for result in results]) == 2
 
 
 async def test_no_task_for_each_call(backend: Backend):
@@ -189,7 +280,23 @@ async def test_item_that_cannot_be_sent_is_named(backend: Backend):
                     pass
         [error] = caught.value.exceptions
         assert isinstance(error, TypeError)
-        assert "item 1" in error.__notes__[0]
+        assert [note for note in error.__notes__ if "item" in note] == ["raised for item 1 of workers.square.map()"]
+
+
+@only_sim
+async def test_item_that_comes_after_a_death_goes_to_another_member(backend: SimBackend):
+    """C7, X3: the members that live are those of the moment when an item is there."""
+    send, receive = trio.open_memory_channel[int](0)
+    async with backend.procs({"gpus": 2}, supervision=Isolate()) as procs:
+        workers = await procs.spawn("workers", Worker)
+        async with workers.where.map(receive) as results:
+            await send.send(0)
+            _, (rank, _) = await anext(results)
+            backend.kill(procs, rank)
+            await trio.sleep(1)
+            for number in range(1, 4):
+                await send.send(number)
+                assert await anext(results) == (number, (1 - rank, number))
 
 
 async def test_death_of_a_member(backend: Backend):

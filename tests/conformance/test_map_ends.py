@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.conformance.mapping import Worker
-from tests.conformance.meshes import Backend, SimBackend, kinds, only_sim
+from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, only_sim
 from tests.conformance.probe import Notes
 
 import trimesh
-from trimesh import Actor, Isolate, MeshErrorGroup, Retry, endpoint, limits
+from trimesh import Actor, Isolate, MeshErrorGroup, MeshStopped, Retry, endpoint, limits
 from trimesh._runtime.life.current import current_proc
 
 # ---- leaving early ---------------------------------------------------------------------------------------------------
@@ -79,6 +80,77 @@ async def test_consumer_behind_a_shield_does_not_wait_for_ever(backend: Backend)
         assert kinds(caught.value) == [trimesh.RemoteCancelled]
 
 
+async def test_leaving_ends_the_wait_of_another_task_at_once(backend: Backend):
+    """S04: before the items have cleaned up."""
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            yield 1
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await other.over.wait()
+
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery:
+        workers = await procs.spawn("workers", Worker)
+        async with workers.square.map(items()) as results:
+            assert await anext(results) == (0, 1)
+            other = attempt(nursery, anext, results)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        with pytest.raises(trio.ClosedResourceError):
+            await other.result()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_error_of_the_items_clean_up_is_raised(backend: Backend, *, is_async: bool, is_cancelled: bool):
+    """S04, E08: by the block, beside no other error, also when that is cancelled."""
+
+    async def items_async() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            raise KeyError("items")
+
+    def items() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            raise KeyError("items")
+
+    async with backend.procs({"gpus": 1}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        with pytest.raises(MeshErrorGroup) as caught, trio.CancelScope() as scope:
+            async with workers.hold.map(items_async() if is_async else items(), window=2) as results:
+                await workers.wait.call("holding", 2)
+                if is_cancelled:
+                    scope.cancel()
+                    await anext(results)
+        assert kinds(caught.value) == [KeyError]
+
+
+@only_sim
+async def test_failed_map_waits_at_most_the_bound(backend: SimBackend):
+    """C2, S05: for the items beside the one that has failed; what they did is not known."""
+    async with backend.procs({"gpus": 2}) as procs:
+        workers = await procs.spawn("deaf", Deaf)
+        start = trio.current_time()
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with workers.sleep.map([1.0, -1.0]) as results:
+                await anext(results)
+        assert kinds(caught.value) == [ValueError]  # the other one has ended in time
+        assert trio.current_time() - start == 1.0
+        start = trio.current_time()
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with workers.sleep.map([60.0, -1.0]) as results:
+                await anext(results)
+        assert kinds(caught.value) == [ValueError, trimesh.Unresponsive]
+        assert trio.current_time() - start == limits.CANCEL_ACK_SECONDS
+        await trio.sleep(60)
+
+
 @only_sim
 async def test_leaving_waits_at_most_the_bound(backend: SimBackend):
     """C2, C12."""
@@ -102,6 +174,8 @@ class Deaf(Actor):
     @endpoint
     async def sleep(self, seconds: float) -> None:
         self.notes.add("started")
+        if seconds < 0:
+            raise ValueError(seconds)
         with trio.CancelScope(shield=True):
             await trio.sleep(seconds)
 
@@ -130,12 +204,14 @@ async def test_failed_items_are_tried_elsewhere(backend: Backend):
     """C6, S02: other members are preferred; each item has one result."""
     async with backend.procs({"gpus": 3}) as procs:
         workers = await procs.spawn("workers", Worker)
+        before = current_proc().metrics.retries
         handle = workers.flaky.options(retry=Retry(2, on=ConnectionError))
         async with handle.map(range(12)) as results:
             found = [(index, value) async for index, value in results]
         assert sorted(found) == [(index, (2, index)) for index in range(12)]
-        for _, _, log in (await workers.report.call()).values():
-            assert len(log) == len(set(log))
+        logs = [log for _, _, log in (await workers.report.call()).values()]
+        assert all(len(log) == len(set(log)) for log in logs)
+        assert current_proc().metrics.retries == before + sum(map(len, logs)) - 12
 
 
 async def test_item_that_fails_too_often_fails_the_map(backend: Backend):
@@ -152,6 +228,61 @@ async def test_item_that_fails_too_often_fails_the_map(backend: Backend):
             chain.append(context)
         assert [type(one) for one in chain] == [ConnectionError] * 3
         assert (await workers.report.call_one())[2] == [7, 7, 7]
+
+
+async def test_items_are_not_tried_again_once_the_map_has_failed(backend: Backend):
+    """C6, S05: what they raise as they are cancelled is reported beside its error."""
+    async with backend.procs({"gpus": 1}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        handle = workers.fail_late.options(retry=Retry(2, on=ConnectionError, backoff=0.0))
+        with pytest.raises(MeshErrorGroup) as caught:
+            async with handle.map([ConnectionError(), ValueError()]) as results:
+                await anext(results)
+        assert kinds(caught.value) == [ValueError, ConnectionError]
+        assert sorted((await workers.report.call_one())[2]) == ["ConnectionError", "ValueError"]
+
+
+@pytest.mark.parametrize("how", ["leave", "cancel"])
+async def test_error_that_no_attempt_follows(backend: Backend, how: str):
+    """C6, C01, S04: raised by a block that was left; one that is cancelled might have tried it again."""
+    async with backend.procs({"gpus": 1}) as procs:
+        workers = await procs.spawn("workers", Worker)
+        handle = workers.fail_late.options(retry=Retry(2, on=ConnectionError))
+        error = None
+        with trio.CancelScope() as scope:
+            try:
+                async with handle.map([ConnectionError()]) as results:
+                    await workers.wait.call("ConnectionError")
+                    if how == "cancel":
+                        scope.cancel()
+                        await anext(results)
+            except MeshErrorGroup as group:
+                error = group
+        assert scope.cancelled_caught == (how == "cancel")
+        assert (error is None) == (how == "cancel")
+        assert error is None or kinds(error) == [ConnectionError]
+
+
+@only_sim
+async def test_attempt_that_cannot_be_sent_ends_its_item(backend: SimBackend):
+    """C6, S06: while nothing else runs; with the earlier error as context, and the item in a note."""
+    async with backend.procs({"gpus": 1}, supervision=Isolate()) as procs:
+        workers = await procs.spawn("workers", Worker)
+        handle = workers.long.options(retry=Retry(2, on=ConnectionError, backoff=2.0), merge="collect")
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def _kill() -> None:
+                await trio.sleep(1.0)
+                backend.kill(procs, 0)
+
+            with pytest.raises(MeshErrorGroup) as caught:
+                async with handle.map([10]) as results:
+                    await anext(results)
+        [error] = caught.value.exceptions
+        assert isinstance(error, MeshStopped)
+        assert isinstance(error.__context__, ConnectionError)
+        assert "raised for item 0 of workers.long.map()" in error.__notes__
 
 
 async def test_cancel_ends_a_wait_for_the_next_attempt(backend: Backend):

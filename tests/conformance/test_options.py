@@ -87,9 +87,10 @@ async def test_call_one_is_tried_again(backend: Backend):
     """C6: a new call id each attempt."""
     async with backend.procs({"gpus": 1}) as procs:
         flaky = await procs.spawn("flaky", Flaky)
-        before = current_proc().new_call_id()
+        before, retries = current_proc().new_call_id(), current_proc().metrics.retries
         assert await flaky.fail.options(retry=TWICE).call_one({0: 2}, ERROR) == 0
         assert current_proc().new_call_id() == before + 4
+        assert current_proc().metrics.retries == retries + 2
         assert await flaky.runs.call_one() == 3
 
 
@@ -173,6 +174,47 @@ async def test_call_tries_all_ranks_again_that_are_restarted_together(backend: B
             backend.kill(procs, 1)
             values = await step.result()
         assert list(values.values()) == [2, 1, 2] if whole else [1, 1, 1]
+
+
+@only_sim
+@pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all"])
+async def test_silent_rank_beside_another_failure_is_not_called_again(backend: SimBackend, strategy: Any):
+    """C6: unless it ends with a dead one: else it may still run."""
+    async with backend.procs({"gpus": 2}, supervision=Restart(strategy, backoff=Backoff(0.01)), grace=100) as procs:
+        silent = await procs.spawn("silent", Silent)
+        retry = Retry(2, on=(ConnectionError, ProcDied), whole=True)
+        verb = silent.step.options(retry=retry, abandon_after=0.1)
+        with pytest.RaisesGroup(ConnectionError, trimesh.Unresponsive):
+            await verb.call()
+        assert (await silent.runs.call()).values() == (1, 1)
+        if strategy == "one_for_one":
+            async with trio.open_nursery() as nursery:
+                step = attempt(nursery, verb.call, False)
+                await silent.slice(gpus=0).wait.call_one("held")
+                await silent.slice(gpus=1).wait.call_one("held", 2)
+                backend.kill(procs, 0)
+                with pytest.RaisesGroup(ProcDied, trimesh.Unresponsive):
+                    await step.result()
+
+
+class Silent(Probe):
+    """Its first rank raises, or is held; the other one hears no cancel."""
+
+    @endpoint(idempotent=True, concurrency=10)
+    async def step(self, does_raise: bool = True) -> None:
+        self.notes.add("run")
+        if trimesh.current_rank():
+            self.notes.add("held")
+            with trio.CancelScope(shield=True):
+                await trio.sleep(30)
+        if does_raise:
+            raise ConnectionError
+        self.notes.add("held")
+        await trio.sleep_forever()
+
+    @endpoint(concurrency=100, group="watch")
+    async def runs(self) -> int:
+        return self.notes.log.count("run")
 
 
 @pytest.mark.parametrize(("grace", "abandon_after"), [(0.2, None), (1.0, 0.1)])

@@ -7,7 +7,7 @@ import trio
 from tests.conformance.meshes import SimBackend, kinds, only_sim
 
 import trimesh
-from trimesh import Actor, Isolate, ProcDied, current_rank, endpoint
+from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, Retry, current_rank, endpoint
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1000"
 
@@ -17,6 +17,7 @@ class Meeting(Actor):
 
     def __init__(self) -> None:
         self.lost = trio.Event()
+        self.runs = 0
 
     @endpoint
     async def meet(self, error: Exception) -> None:
@@ -25,6 +26,14 @@ class Meeting(Actor):
                 await self.lost.wait()
             raise error
         await trio.sleep_forever()
+
+    @endpoint(idempotent=True)
+    async def hear(self, error: Exception, times: int) -> int:
+        """Raise that often; return how often it has run."""
+        self.runs += 1
+        if current_rank() == 0 and self.runs <= times:
+            raise error
+        return self.runs
 
     @endpoint(group="watch")
     async def lose(self) -> None:
@@ -63,3 +72,21 @@ async def test_loss_of_a_connection_without_a_death_is_a_failure(backend: SimBac
         await meeting.lose.call()
         with pytest.raises(RuntimeError, match="Connection closed by peer"):
             await meeting.slice(gpus=0).meet.call_one(RuntimeError(GLOO))
+
+
+@only_sim
+async def test_survivors_error_counts_as_a_death_for_retries(backend: SimBackend):
+    """C6: within the number of attempts, if they are for deaths; an error that says something else does not."""
+    async with backend.procs(supervision=Isolate()) as procs:
+        meeting = await procs.spawn("meeting", Meeting)
+        for_deaths = meeting.hear.options(retry=Retry(2, on=ProcDied, whole=False))
+        assert (await for_deaths.call(RuntimeError(GLOO), 2)).values() == (3, 1)
+        with pytest.raises(MeshErrorGroup) as caught:
+            await for_deaths.call(RuntimeError(GLOO), 6)
+        assert kinds(caught.value) == [RuntimeError]
+        others = meeting.hear.options(retry=Retry(2, on=ConnectionError))
+        for handle, error in ((for_deaths, RuntimeError("no")), (others, RuntimeError(GLOO))):
+            with pytest.raises(MeshErrorGroup) as caught:
+                await handle.call(error, 10)
+            assert kinds(caught.value) == [RuntimeError]
+        assert (await meeting.hear.call(RuntimeError(), 0)).values()[0] == 9

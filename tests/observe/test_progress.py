@@ -190,6 +190,31 @@ def test_terminal_shows_what_a_start_waits_for(has_rich: bool, tmp_path: Path) -
     assert (said, program.returncode) == ("ready\n", 0)
 
 
+class Squares(trimesh.Actor):
+    @trimesh.endpoint
+    async def square(self, number: int) -> int:
+        return number * number
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("items", "shown"), [([1, 2, 3], "3 of 3"), (iter([1, 2, 3]), "3")])
+async def test_map_shows_how_many_items_are_done(
+    items: Any, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Q9: of how many, if that is known."""
+    monkeypatch.setattr(limits, "PROGRESS_SECONDS", 0)
+    async with trimesh.this_host().spawn_procs({"gpus": 1}) as procs:
+        squares = await procs.spawn("squares", Squares)
+        with configured(progress="on"):
+            async with squares.square.map(items) as results:
+                await trio.testing.wait_all_tasks_blocked()
+                async for _ in results:
+                    pass
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith(f"squares.square.map(): {shown}, ")
+        assert last.endswith(", ended")
+
+
 async def test_call_that_is_tried_again_is_no_map(
     autojump_clock: trio.testing.MockClock, capsys: pytest.CaptureFixture[str]
 ) -> None:

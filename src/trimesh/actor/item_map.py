@@ -27,7 +27,7 @@ import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
-from trimesh._routing.collector import Outcome, Returned, is_failure
+from trimesh._routing.collector import Outcome, Returned
 from trimesh._runtime.calls import (
     CallSet,
     Err,
@@ -55,7 +55,6 @@ from trimesh.config import current
 from trimesh.errors import (
     MeshErrorGroup,
     MeshStopped,
-    Origin,
     RemoteCancelled,
     Unresponsive,
     add_note,
@@ -143,10 +142,10 @@ class ItemMap(Results[tuple[int, R]]):
         self._deadline = math.inf  # of the feeder
         self._candidates: verbs.Candidates | None = None
         self._senders: dict[int, SendCall] = {}  # of its members, by rank
-        self._only: SendCall | None = None  # of its only member
+        self._only: tuple[int, SendCall] | None = None  # of its only member, with its rank
         self._outstanding = 0  # items sent, or waiting to be sent again, whose results were not taken
         self._retrying = 0
-        self._lost: list[tuple[Err, Origin | None]] = []
+        self._lost: list[tuple[Exception, bool]] = []  # and whether a cancelled consumer gets them, too
 
     def _check(self, items: Items) -> None:
         try:
@@ -206,7 +205,7 @@ class ItemMap(Results[tuple[int, R]]):
             if not self._scope.cancel_called:
                 # The scope around the map was cancelled. A shielded consumer must not wait for ever.
                 error = RemoteCancelled(reason=f"the scope around {self.what}.map() was cancelled")
-                self._lost.append((Err(error), Origin(None, self._mesh.name)))
+                self._lost.append((error, False))
                 self._stop(f"the scope around {self.what}.map() was cancelled")
 
     async def _take_all_in(self) -> None:
@@ -217,6 +216,7 @@ class ItemMap(Results[tuple[int, R]]):
                     self._forget_candidates()
                     await self._wait_for_turn()
                     await self._send(self._unit(index, item))
+                    self._calls.leave()
                     index += 1
             else:
                 is_at_hand = type(self._items) in _AT_HAND
@@ -224,17 +224,16 @@ class ItemMap(Results[tuple[int, R]]):
                     is_long = self._unbroken >= limits.MAP_UNBROKEN_ITEMS or self._now() >= self._break_at
                     if is_long or self._outstanding >= self._window:
                         await self._wait_for_turn()
-                    unit = self._unit(index, item)
-                    if not self._send_at_once(unit):
-                        await self._send_when_ready(unit)
-                    elif not is_at_hand:
+                    await self._send(self._unit(index, item))
+                    if not is_at_hand:
                         self._calls.leave()  # the next item may take long
+                        if is_long:  # this one has: the member must not sleep meanwhile
+                            self._transport.flush()
                     index += 1
         except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
-            self._lose(Err(error, is_raised=True), None)
+            self._lose(error)
         finally:
             self._calls.leave()
-            self._forget_candidates()
             items, self._items = self._items, ()  # this object is in a reference cycle, which would keep them alive
             await self._end_items(items)
 
@@ -246,7 +245,7 @@ class ItemMap(Results[tuple[int, R]]):
             elif isinstance(items, AsyncGenerator):
                 await items.aclose()
         except Exception as error:  # noqa: BLE001 - as above
-            self._lose(Err(error, is_raised=True), None)
+            self._lose(error)
 
     async def _wait_for_turn(self) -> None:
         """Let other tasks run, and wait for room, if the next item has to."""
@@ -284,63 +283,58 @@ class ItemMap(Results[tuple[int, R]]):
             self._room = None
 
     async def _send(self, unit: Unit) -> None:
-        if not self._send_at_once(unit):
-            await self._send_when_ready(unit)
-        self._calls.leave()
+        try:
+            if not self._send_at_once(unit):
+                await self._send_when_ready(unit)
+        except Exception as error:
+            self._describe(unit, error)
+            raise
 
     @trio.lowlevel.enable_ki_protection
     def _send_at_once(self, unit: Unit) -> bool:
         """Choose the member for a unit, and send if it lives and has a link; else return False."""
-        try:
-            send = self._only
-            if send is None:
-                unit.rank = rank = self._pick(unit)
-                send = self._senders.get(rank)
-                if send is None:
-                    send = self._sender(rank)
-                    if send is None:
-                        return False
-            else:
-                [unit.rank] = self._senders
-            send(unit, self._arguments(unit))
-        except Exception as error:
-            self._describe(unit, error)
-            raise
+        if self._only is not None:
+            unit.rank, send = self._only
+        else:
+            unit.rank = rank = self._pick(unit)
+            found = self._senders.get(rank) or self._sender(rank)
+            if found is None:
+                return False
+            send = found
+        send(unit, self._arguments(unit))
         return True
 
     def _sender(self, rank: int) -> SendCall | None:
         """Return the function that sends to a candidate; None if it is being restarted or has no link."""
         candidates = self._candidates
-        found = None if candidates is None else candidates.ready(rank, self._spec, self._options)
-        if candidates is None or found is None:
+        if candidates is None:
+            return None
+        found = candidates.ready(rank, self._spec, self._options)
+        if found is None:
             return None
         send = self._senders[rank] = self._calls.sender(candidates.proc, *found, self._deadline)
         if len(candidates.alive) == 1:
-            self._only = send
+            self._only = rank, send
         return send
 
     @trio.lowlevel.enable_ki_protection
     async def _send_when_ready(self, unit: Unit) -> None:
         """Wait until the member of a unit is not being restarted and has a link; send."""
         self._calls.leave()
-        try:
-            self._mesh.check_open()
-            bound = self._arguments(unit)
-            found = await verbs.prepare(self._mesh, self._spec, bound, [unit.rank], self._options)
-            proc, [target], request = found
-            self._forget_candidates()
-            if not self._calls.is_cancelled:
-                self._calls.begin(proc, target, request, unit, self._deadline)
-        except Exception as error:
-            self._describe(unit, error)
-            raise
+        self._mesh.check_open()
+        bound = self._arguments(unit)
+        proc, [target], request = await verbs.prepare(self._mesh, self._spec, bound, [unit.rank], self._options)
+        self._forget_candidates()
+        if not self._calls.is_cancelled:
+            self._calls.begin(proc, target, request, unit, self._deadline)
 
     async def _send_again(self, unit: Unit, seconds: float) -> None:
         try:
             await self._pause(partial(trio.sleep, seconds))
             await self._send(unit)
+            self._calls.leave()
         except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
-            self._lose(Err(with_earlier(error, unit.errors), is_raised=True), None)
+            self._lose(with_earlier(error, unit.errors))
         self._retrying -= 1
         self._calls.wake()
 
@@ -358,8 +352,8 @@ class ItemMap(Results[tuple[int, R]]):
         self._scope.cancel(reason=reason)
         self._calls.cancel(reason)
 
-    def _lose(self, result: Err, where: Origin | None) -> None:
-        self._lost.append((result, where))
+    def _lose(self, error: Exception, *, is_always_raised: bool = True) -> None:
+        self._lost.append((error, is_always_raised))
         if self._is_fail_fast:
             self._stop(f"another item of {self.what} failed")
 
@@ -379,7 +373,6 @@ class ItemMap(Results[tuple[int, R]]):
         return self._take_value(call.key, value)
 
     async def _next(self) -> tuple[int, R] | None:
-        await checkpoint_if_cancelled()
         while self._state == "open":
             if self._calls.ended:
                 call = self._calls.ended[0]
@@ -410,11 +403,7 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _look_at(self, call: SetCall) -> tuple[int, R] | None:
         """Process a call that ended without a value; return its result if it is still wanted."""
-        [outcome] = call.collector.outcomes
-        if outcome is not None and is_failure(outcome):
-            await yield_to_cancel([outcome])  # if this raises, the call is still in `ended`
-            if self._retry is not None:
-                await checkpoint_if_cancelled()
+        await yield_to_cancel(list(call.collector.failed()))  # if this raises, the call is still in `ended`
         [result] = results_of(call)
         return self._take_result(call, result)
 
@@ -431,9 +420,8 @@ class ItemMap(Results[tuple[int, R]]):
         self._make_room_for_several()
         if isinstance(result, Err):
             self._describe(unit, result.error)
-            self._lose(
-                msgspec.structs.replace(result, error=with_earlier(result.error, unit.errors)), call.request.origin(0)
-            )
+            is_always_raised = is_news(result, call.request.origin(0))
+            self._lose(with_earlier(result.error, unit.errors), is_always_raised=is_always_raised)
         return None
 
     def _take_value(self, unit: Unit, value: Any) -> tuple[int, R] | None:
@@ -477,13 +465,10 @@ class ItemMap(Results[tuple[int, R]]):
             await self._calls.join()
 
     def _failed(self) -> Sequence[Outcome]:
-        outcomes = [outcome for call in self._calls.ended for outcome in call.collector.outcomes]
-        return [outcome for outcome in outcomes if outcome is not None and is_failure(outcome)]
+        return [outcome for call in self._calls.ended for outcome in call.collector.failed()]
 
     def _failures(self, *, cancelled: bool) -> list[Exception]:
-        found = [
-            result.error for result, where in self._lost if not cancelled or where is None or is_news(result, where)
-        ]
+        found = [error for error, is_always_raised in self._lost if is_always_raised or not cancelled]
         for call in (*self._calls.ended, *self._calls.running):
             [result] = results_of(call, cancelled=cancelled)
             if cancelled and isinstance(result, Err) and self._would_retry(call.key, result.error):
@@ -599,7 +584,7 @@ class RankCalls(ItemMap[Any]):
 
     def _showing(self) -> AbstractContextManager[ShownProgress]:
         """Show no progress, as for any call."""
-        return nullcontext(ShownProgress(self.what, 0))
+        return nullcontext(ShownProgress(self.what))
 
     def _pick(self, unit: Unit) -> int:
         rank: int = unit.item
@@ -615,9 +600,9 @@ class RankCalls(ItemMap[Any]):
         """Retry also when a survivor's error says that a peer died, and the retry is for deaths."""
         if super()._would_retry(unit, error):
             return True
-        retry, attempt = self._retry, len(unit.errors) + 1
-        is_for_deaths = retry is not None and any(issubclass(death, retry.on) for death in DEATHS)
-        return retry is not None and attempt <= retry.max and is_for_deaths and says_peer_is_gone(error)
+        assert self._retry is not None
+        is_for_deaths = any(issubclass(death, self._retry.on) for death in DEATHS)
+        return is_for_deaths and len(unit.errors) < self._retry.max and says_peer_is_gone(error)
 
     def _take_value(self, unit: Unit, value: Any) -> tuple[int, Any] | None:
         self.values[unit.index] = value  # even one that arrives too late to be returned

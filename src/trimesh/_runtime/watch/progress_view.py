@@ -38,7 +38,7 @@ class ShownProgress:
 
     __slots__ = ("began", "counted_from", "done", "title", "total", "view")
 
-    def __init__(self, title: str, total: int) -> None:
+    def __init__(self, title: str, total: int = 0) -> None:
         self.title = title
         self.total = total
         self.done = 0
