@@ -98,6 +98,7 @@ async def test_started_call_outlives_an_endpoint_that_has_returned() -> None:
         assert "hold cancelled" in await probe.seen.call_one()
 
 
+@pytest.mark.daily
 async def test_calls_of_a_task_group_are_cancelled_with_it() -> None:
     """A1, C01, K05: the group waits until all of them have unwound."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -145,6 +146,7 @@ def test_task_group_owns_what_is_started_in_it(run) -> None:
     run(main)
 
 
+@pytest.mark.daily
 def test_task_group_that_is_closed_takes_no_call(run) -> None:
     """A1, K04: nor does what is no group; nothing of it stays."""
 
@@ -201,6 +203,7 @@ class Nested(trimesh.aio.Actor):
             return await clock.left.call_one.start()
 
 
+@pytest.mark.daily
 async def test_thread_is_told_what_to_write() -> None:
     """A1, K06: a call cannot be started in a thread, whose task would have to wait for it."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:

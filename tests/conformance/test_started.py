@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from tests.conformance.meshes import Backend, SimBackend, only_sim
+from tests.conformance.meshes import Backend, SimBackend, only_real, only_sim
 from tests.conformance.nodes import no_deadline
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import (
+    Backoff,
     DeadlockError,
     MeshErrorGroup,
     MeshStopped,
     ProcDied,
     RemoteCancelled,
+    Restart,
     Retry,
     StartedCall,
     endpoint,
@@ -73,6 +78,10 @@ class Starter(Probe):
     @endpoint
     async def give_handle(self) -> Any:
         return self.handle
+
+    @endpoint
+    async def touch(self, path: str) -> None:
+        await trio.Path(path).touch()
 
     @endpoint
     async def visit_later(self, me: Starter) -> None:
@@ -254,6 +263,41 @@ async def test_error_of_clean_up_wins_over_the_cancel(backend: Backend):
             await started
 
 
+@only_real
+@pytest.mark.daily("real")
+async def test_started_call_runs_while_its_caller_computes(backend: Backend, tmp_path: Path):
+    """A1: it is sent at once, to a process that sleeps."""
+    async with backend.procs({"gpus": 1}) as procs:
+        starter = await procs.spawn("starter", Starter)
+        started = starter.touch.call_one.start(str(tmp_path / "ran"))
+        end = time.monotonic() + HANG_SECONDS
+        while not (tmp_path / "ran").exists():
+            assert time.monotonic() < end
+            time.sleep(0.001)  # noqa: ASYNC251 - as code that waits for nothing
+        await started
+
+
+@only_sim
+@pytest.mark.parametrize(
+    ("seconds", "why", "error"),
+    [(2.1, "", trio.TooSlowError), (3.0, "", RemoteCancelled), (2.1, "enough", RemoteCancelled)],
+)
+async def test_deadline_of_the_start_just_before_that_of_the_awaiter(
+    backend: SimBackend, seconds: float, why: str, error: type[Exception]
+):
+    """A1, D06: an awaiter whose own deadline is about to pass gets that, unless the call was cancelled."""
+    async with backend.procs({"gpus": 1}) as procs:
+        probe = await procs.spawn("probe", Probe)
+        with pytest.raises(error), trio.fail_after(seconds):
+            with trio.move_on_after(2.0):
+                started = probe.hold.call_one.start()
+                await trio.sleep(1.99)
+                if why:
+                    started.cancel(why)
+                    await started
+            await started
+
+
 @only_sim
 async def test_deadline_is_that_of_the_start(backend: SimBackend):
     """A1, D06, C3: it travels, and cuts the call short although nobody awaits it, which is no failure."""
@@ -379,6 +423,37 @@ async def test_call_to_a_mesh_that_has_been_left_is_refused_when_it_is_awaited(b
         assert [type(one) for one in caught.value.exceptions] == [MeshStopped]
     with pytest.raises(RuntimeError, match="block"):
         elsewhere.rank.call.start()
+
+
+async def test_nursery_gets_the_refusal_of_a_mesh_that_has_been_left(backend: Backend):
+    """A1, M3: by the verb's own outcome."""
+    async with backend.procs({"gpus": 2}) as procs:
+        async with procs.spawn("probes", Probe) as probes:
+            pass
+        async with trio.open_nursery() as nursery:
+            settled = probes.rank.call_settled.start_in(nursery)
+        assert [type(one.error) for one in (await settled).values()] == [MeshStopped] * 2
+        with pytest.raises(ExceptionGroup) as caught:
+            async with trio.open_nursery() as nursery:
+                probes.rank.call.start_in(nursery)
+        assert {type(leaf) for leaf in leaves(caught.value)} == {MeshStopped}
+
+
+@only_sim
+async def test_call_that_waits_for_a_restart_is_refused_when_its_mesh_stops(backend: SimBackend):
+    """A1, M3, R02: it was never sent."""
+    policy = Restart(backoff=Backoff(60.0))
+    async with backend.procs({"gpus": 1}) as others, trio.open_nursery() as nursery:
+        await others.spawn("others", Probe)
+        async with backend.procs({"gpus": 2}, supervision=policy, name="restarted") as procs:
+            probes = await procs.spawn("probes", Probe)
+            backend.kill(procs, 0)
+            await trio.sleep(1)
+            settled = probes.rank.call_settled.start_in(nursery)
+            await trio.sleep(1)
+            assert not settled.done
+            await procs.stop()
+        assert [type(one.error) for one in (await settled).values()] == [MeshStopped] * 2
 
 
 async def test_started_call_has_no_attributes_of_its_result(backend: Backend):

@@ -47,8 +47,11 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/actor/started.py": (
         "tests/actor",
         "tests/conformance/test_started.py",
+        "tests/conformance/test_legible_failures.py",
         "tests/conformance/test_mistakes.py",
+        "tests/conformance/test_options.py",
         "tests/aio/test_started.py",
+        "tests/blocking/test_from_thread.py",
     ),
     "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
     "src/trimesh/rdma/publications": (

@@ -167,7 +167,7 @@ def start(
         work.finish = partial(verb.again, verb, mesh, spec, bound, options)
     else:
         send(_Call(verb, mesh, spec, options, bound, ranks, work), mesh, ranks, work, deadline)
-    if task is not None and (cell := find_cell()) is not None:
+    if (cell := find_cell()) is not None:
         incoming = cell.mailbox.call_of(task)
         if incoming is not None:
             incoming.started = (*incoming.started, work)
@@ -216,7 +216,7 @@ def send(
         membership = mesh.membership(current_proc())
         work.finish = partial(_send_in_turn, sending, mesh, ranks, membership, membership.join_line())
     else:
-        work.finish = partial(_refuse_later, sending)
+        work.finish = sending.refuse
 
 
 async def _send_in_turn(
@@ -230,11 +230,6 @@ async def _send_in_turn(
     finally:
         membership.leave_line(place)
     return await outcome()
-
-
-async def _refuse_later(sending: UnsentCall) -> Any:
-    await trio.lowlevel.checkpoint()
-    return await sending.refuse()
 
 
 def _owner_of(mesh: MeshView) -> Owner:
@@ -286,19 +281,15 @@ def hold(call: StartedCall[Any], group: asyncio.TaskGroup) -> None:
 async def _wait(call: StartedCall[Any]) -> None:
     import asyncio  # noqa: PLC0415 - as above
 
-    cancelled: asyncio.CancelledError | None = None
     while True:
         try:
             await call
-        except asyncio.CancelledError as error:
-            cancelled = cancelled or error
+        except asyncio.CancelledError:  # the group raises its own
             call.cancel("its task group was cancelled")
             continue  # wait until the remote endpoint has unwound
         except RemoteCancelled:
             if not call.was_cut:
                 raise
-        if cancelled is not None:
-            raise cancelled
         return
 
 
@@ -340,7 +331,10 @@ class CallVerb(Generic[P, T]):
         try:
             if options is not NO_OPTIONS:
                 self._check()
-            run = verb.run if options.retry is None or verb.again is None else verb.again
+            run = verb.run
+            if options.retry is not None:
+                assert verb.again is not None
+                run = verb.again
             result = await in_trio(run)(verb, mesh, spec, verbs.bind(mesh, spec, args, kwargs), options)
         except Exception as error:
             without_own_frames(error)
