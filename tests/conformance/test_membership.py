@@ -13,7 +13,7 @@ from tests.conformance.probe import Probe
 from tests.conformance.supervised import Ledger, kill_and_see, kill_and_wait, reading, restart
 
 import trimesh
-from trimesh import Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restarting, endpoint, leaves
+from trimesh import Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restarting, endpoint, leaves, limits
 from trimesh._runtime.life.current import current_proc
 
 
@@ -212,3 +212,26 @@ async def test_owner_waits_for_a_death_that_the_asker_knows_of_first(backend: Si
             place = await asked.result()
         assert place is not None
         assert (place[0] != member.proc_id, place[3]) == (True, member.incarnation + 1)
+
+
+@only_sim
+async def test_owner_answers_as_soon_as_it_knows(backend: SimBackend):
+    """MS-2: with the next incarnation of a rank, also long after; none for one that lives, or has no next one."""
+    async with backend.procs(supervision=restart()) as procs, reading(procs) as log:
+        await procs.spawn("ledgers", Ledger)
+        [membership] = [one for one in current_proc().memberships.values() if one.info.name == "ledgers"]
+        first, other = membership.members
+        start = trio.current_time()
+        assert await membership.answer(1, other.incarnation) is None
+        assert trio.current_time() - start == limits.REPLACEMENT_SECONDS
+        await kill_and_wait(backend, procs, log, 0)
+        start, now = trio.current_time(), membership.members[0]
+        assert await membership.answer(0, first.incarnation) == (now.proc_id, now.host, now.pid, now.incarnation)
+        assert trio.current_time() == start
+    async with backend.procs(supervision=Isolate(), name="isolated") as procs, reading(procs) as log:
+        await procs.spawn("isolated", Ledger)
+        [membership] = [one for one in current_proc().memberships.values() if one.info.name == "isolated"]
+        await kill_and_see(backend, procs, log, 0)
+        start = trio.current_time()
+        assert await membership.answer(0, 0) is None
+        assert trio.current_time() == start

@@ -440,6 +440,24 @@ async def test_nursery_gets_the_refusal_of_a_mesh_that_has_been_left(backend: Ba
 
 
 @only_sim
+async def test_calls_that_wait_for_a_restart_are_sent_after_it(backend: SimBackend):
+    """A1, S01: in their order; afterwards a message leaves at once again."""
+    policy = Restart(backoff=Backoff(60.0))
+    async with backend.procs({"gpus": 2}, supervision=policy) as procs:
+        probes = await procs.spawn("probes", Probe)
+        backend.kill(procs, 0)
+        await trio.sleep(1)
+        started = [probes.note.call.start(note) for note in range(3)]
+        with pytest.raises(trio.WouldBlock):
+            probes.note.broadcast_nowait(4)
+        await probes.note.broadcast(3)
+        assert [(await call).values() for call in started] == [(note, note) for note in range(3)]
+        probes.note.broadcast_nowait(4)
+        await probes.wait.call(4)
+        assert list((await probes.seen.call()).values()) == [list(range(5))] * 2
+
+
+@only_sim
 async def test_call_that_waits_for_a_restart_is_refused_when_its_mesh_stops(backend: SimBackend):
     """A1, M3, R02: it was never sent."""
     policy = Restart(backoff=Backoff(60.0))

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import msgspec
 import pytest
 import trio
 import trio.testing
+from tests.rows import rows
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
-from trimesh._runtime.calls.invocation import Err, Request, value_of
+from trimesh._runtime.calls.invocation import Cut, Err, Request, results_of, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.peer import Parcel, Peer, Target
 from trimesh._transport.interface import Lane
 from trimesh._wire import messages
-from trimesh.errors import Origin, ProcDied, ProtocolError
+from trimesh.errors import (
+    ActorFailed,
+    MembershipChanged,
+    MeshError,
+    MeshStopped,
+    Origin,
+    ProcDied,
+    ProtocolError,
+    RemoteCancelled,
+    Unresponsive,
+    origin,
+)
 from trimesh.ids import CallId, MeshId, ProcId
+from trimesh.shape.extent import Extent
 
 MESH = MeshId(5)
 REQUEST = Request("mesh", "endpoint", (), {}, lambda _: Origin(None, "mesh"))
@@ -237,7 +252,11 @@ async def test_first_failure_cancels_the_others():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(call.wait)
         await trio.testing.wait_all_tasks_blocked()
+        assert call.waiter is not None
+        assert not call.is_given_up
         stage.say(0, messages.Error(call.call_id, MESH, 1, b"error"))
+        assert call.waiter is None
+        assert call.is_given_up
         assert call.collector.outcomes[2] == Withdrawn()
         assert stage.cancels(0) == stage.cancels(2) == []
         (cancel,) = stage.cancels(1)
@@ -294,6 +313,7 @@ async def test_death_of_one_of_several_says_whether_its_message_had_left(bodies:
     for _ in range(limits.MAILBOX_MESSAGES):
         stage.call(ranks=[1], fail_fast=False)
     call = stage.call(fail_fast=False, bodies=bodies)
+    assert [call.is_unsent_to(peer) for peer in stage.peers] == [False, True]
     for peer in stage.peers:
         stage.proc.declare_gone(peer, ProcDeath("gone"))
     await call.wait()
@@ -352,6 +372,7 @@ async def test_cancelled_caller_waits_for_the_acknowledgements():
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(2):
             scope.cancel(reason="enough")
+            assert call.is_given_up  # before its task has run
             await trio.testing.wait_all_tasks_blocked()
         for rank in range(2):
             (cancel,) = stage.cancels(rank)
@@ -452,6 +473,71 @@ async def test_broadcast_waits_for_its_buffers():
         stage.links[0].lent.set()
         await done.wait()
     stage.check_clean()
+
+
+POINT = Extent({"gpus": 2}).point(1)
+
+
+def ack(by: str, *, started: bool = True) -> Callable[[OutgoingCall], messages.Message]:
+    return lambda call: messages.CancelAck(call.call_id, MESH, 1, started, by, "why")
+
+
+def refused(kind: str) -> Callable[[OutgoingCall], messages.Message]:
+    return lambda call: messages.Refused(call.call_id, MESH, 1, kind, "why")
+
+
+@rows(
+    ("made", "kind", "text", "maybe"),
+    [
+        (ack("stopped"), MeshStopped, "mesh was stopped before endpoint ended: why", None),
+        (ack("left"), MembershipChanged, "member that mesh.endpoint was called on has left .*current_view", True),
+        (ack("left", started=False), MembershipChanged, "current_view", False),
+        (ack("budget"), RemoteCancelled, "why", None),
+        (ack("other"), RemoteCancelled, "why", None),
+        (refused("stopped"), MeshStopped, "accepts no more messages: why", None),
+        (refused("left"), MembershipChanged, "current_view", False),
+        (refused("unknown"), MeshError, "refused a message: why", None),
+        (None, Unresponsive, "mesh.endpoint did not acknowledge its cancel in time", None),
+    ],
+)
+async def test_outcome_without_a_value_is_an_error_with_coordinates(made: Any, kind: type, text: str, maybe: bool):
+    """E02, M3, C1: raised to a caller; one that was cancelled itself gets none."""
+    stage = Stage.of(1)
+    request = msgspec.structs.replace(REQUEST, origin=lambda _: Origin(POINT, "mesh"))
+    call = stage.begin(stage.proc.new_call_id(), 10, fail_fast=False, ranks=None, request=request)
+    if made is not None:
+        stage.say(0, made(call))
+    assert results_of(call, cancelled=True) == [Cut()]
+    [result] = results_of(call)
+    assert isinstance(result, Err)
+    assert not result.is_raised
+    assert type(result.error) is kind
+    assert re.search(text, str(result.error))
+    assert (origin(result.error).point, origin(result.error).endpoint) == (POINT, "endpoint")
+    assert any("mesh[gpus=1]" in note for note in result.error.__notes__)
+    assert getattr(result.error, "maybe_executed", maybe) is maybe
+    call.forget()
+
+
+async def test_cancelled_caller_gets_errors_of_endpoints_only():
+    """E08, C1: not the end of the actor that ran the call, which its owner reports; that of another one counts."""
+    stage = Stage.of(1)
+    request = msgspec.structs.replace(REQUEST, origin=lambda _: Origin(POINT, "mesh"))
+    for error, where, is_told in (
+        (ValueError(), Origin(POINT, "mesh", endpoint="endpoint"), True),
+        (ActorFailed(), Origin(POINT, "mesh"), False),
+        (ActorFailed(), Origin(POINT, "other"), True),
+        (ActorFailed(), Origin(POINT, "mesh", endpoint="endpoint"), True),
+        (ValueError(), Origin(POINT, "mesh"), True),
+    ):
+        call = stage.begin(stage.proc.new_call_id(), 10, fail_fast=False, ranks=None, request=request)
+        payload = stage.proc.values.encode_error(error, where).payload
+        stage.say(0, messages.Error(call.call_id, MESH, call.call_id, bytes(payload)))
+        [result] = results_of(call, cancelled=True)
+        assert isinstance(result, Err) is is_told
+        assert isinstance(results_of(call)[0], Err)
+    stage.say(0, ack("caller")(call := stage.call()))
+    assert results_of(call) == [Cut()]
 
 
 @pytest.mark.parametrize("pickled", [True, False])

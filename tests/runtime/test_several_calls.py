@@ -91,6 +91,7 @@ async def test_calls_leave_as_one_message_and_end_one_by_one(caller: Caller):
     box = caller.peer.outbox(MESH)
     assert (caller.peer.calls_sent, box.load, box.window.waiting) == (3, 3, 3)
     caller.say(messages.Return(2, MESH, 1, b"x"))
+    assert (box.load, box.window.waiting) == (2, 2)
     caller.say(messages.Refused(1, MESH, 2, "stopped", ""))
     assert [call.key for call in caller.calls.ended] == [8, 7]
     assert caller.calls.ended[0].collector.outcomes == [Returned(b"x")]
@@ -160,6 +161,12 @@ async def test_message_is_bounded(caller: Caller):
     caller.send_all(text, text)
     caller.calls.leave()
     assert [len(message.calls) for message in caller.link.sent[2:]] == [1, 1]
+    overhead = len(caller.link.sent[2].calls[0][1]) - len(text)
+    text = "x" * (limits.CALLS_PER_MESSAGE_BYTES // 2 - overhead)
+    for more in ("", "x"):
+        caller.send_all(text, text + more)
+    caller.calls.leave()
+    assert [len(message.calls) for message in caller.link.sent[4:]] == [2, 1, 1]
 
 
 async def test_calls_without_credit_wait_in_order(caller: Caller):
