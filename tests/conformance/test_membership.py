@@ -14,7 +14,9 @@ from tests.conformance.supervised import Ledger, kill_and_see, kill_and_wait, re
 
 import trimesh
 from trimesh import Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restarting, endpoint, leaves, limits
+from trimesh._runtime.calls import Membership, Standing, membership_of
 from trimesh._runtime.life.current import current_proc
+from trimesh.actor.actor_mesh import is_lost
 
 
 class Holder(Probe):
@@ -38,6 +40,12 @@ class Holder(Probe):
     async def pick(self) -> int:
         assert self.target is not None
         return await self.target.rank.choose()
+
+
+def table_of(name: str) -> Membership:
+    """Return what this process, which owns a mesh, knows of it."""
+    [found] = [one for one in current_proc().memberships.values() if one.info.name == name]
+    return found
 
 
 class Gated(Ledger):
@@ -202,7 +210,7 @@ async def test_owner_waits_for_a_death_that_the_asker_knows_of_first(backend: Si
     """MS-2: it is asked who follows a member that lives, as far as it knows, and says so when it has heard."""
     async with backend.procs({"gpus": 1}, supervision=restart()) as procs, trio.open_nursery() as nursery:
         await procs.spawn("ledgers", Ledger)
-        [membership] = [one for one in current_proc().memberships.values() if one.info.name == "ledgers"]
+        membership = table_of("ledgers")
         [member] = membership.members
         async with reading(procs) as log:
             asked = attempt(nursery, membership.answer, 0, member.incarnation)
@@ -219,7 +227,7 @@ async def test_owner_answers_as_soon_as_it_knows(backend: SimBackend):
     """MS-2: with the next incarnation of a rank, also long after; none for one that lives, or has no next one."""
     async with backend.procs(supervision=restart()) as procs, reading(procs) as log:
         await procs.spawn("ledgers", Ledger)
-        [membership] = [one for one in current_proc().memberships.values() if one.info.name == "ledgers"]
+        membership = table_of("ledgers")
         first, other = membership.members
         start = trio.current_time()
         assert await membership.answer(1, other.incarnation) is None
@@ -230,8 +238,55 @@ async def test_owner_answers_as_soon_as_it_knows(backend: SimBackend):
         assert trio.current_time() == start
     async with backend.procs(supervision=Isolate(), name="isolated") as procs, reading(procs) as log:
         await procs.spawn("isolated", Ledger)
-        [membership] = [one for one in current_proc().memberships.values() if one.info.name == "isolated"]
+        membership = table_of("isolated")
         await kill_and_see(backend, procs, log, 0)
         start = trio.current_time()
         assert await membership.answer(0, 0) is None
         assert trio.current_time() == start
+
+
+@only_sim
+async def test_table_takes_over_what_is_newer(backend: SimBackend):
+    """MS-1: of each rank by its incarnation; the owner takes over nothing."""
+    async with backend.procs(supervision=restart()) as procs, reading(procs) as log:
+        await procs.spawn("ledgers", Ledger)
+        owners = table_of("ledgers")
+        old = owners.info
+        await kill_and_wait(backend, procs, log, 1)
+        new = owners.info
+        assert [member.incarnation for member in new.members] == [0, 1]
+        assert membership_of(current_proc(), old) is owners
+        assert owners.info is new
+        table = Membership(current_proc(), old)
+        table.learn(new)
+        assert (table.members, table.news) == (new.members, [0, 1])
+        table.learn(old)
+        assert (table.members, table.news) == (new.members, [0, 1])
+        table.set(0, Standing.GONE)
+        table.learn(new)
+        assert table.standings == [Standing.GONE, Standing.LIVE]
+
+
+class Judge(Holder):
+    @endpoint
+    async def judge(self) -> list[bool]:
+        assert self.target is not None
+        return [is_lost(self.target.slice(gpus=rank)) for rank in range(2)]
+
+
+@only_sim
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_member_is_lost_if_none_comes_in_its_place(backend: SimBackend, *, is_restarted: bool):
+    """M2: for the owner and elsewhere, as soon as the death is known there."""
+    policy = restart() if is_restarted else Isolate()
+    async with backend.procs({"gpus": 1}, name="others") as others, backend.procs(supervision=policy) as procs:
+        ledgers = await procs.spawn("ledgers", Ledger)
+        judge = await others.spawn("judge", Judge, ledgers)
+        assert await judge.use.call_one("bump", 1) == 1
+        assert await judge.judge.call_one() == [False, False]
+        backend.kill(procs, 1)
+        await trio.sleep(1)
+        expected = [False, not is_restarted]
+        assert await judge.judge.call_one() == expected
+        assert [is_lost(ledgers.slice(gpus=rank)) for rank in range(2)] == expected
+        assert is_lost(ledgers) is not is_restarted

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
+from trimesh._runtime.calls.call_set import RepliedCall
 from trimesh._runtime.calls.invocation import Cut, Err, Request, results_of, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
@@ -473,6 +476,88 @@ async def test_broadcast_waits_for_its_buffers():
         stage.links[0].lent.set()
         await done.wait()
     stage.check_clean()
+
+
+@pytest.mark.parametrize(("seconds", "waited"), [(2.0, 2.0), (100.0, limits.CANCEL_ACK_SECONDS)])
+async def test_cancelled_broadcast_waits_for_its_buffers(autojump_clock: trio.abc.Clock, seconds: float, waited: float):
+    """C9, C2: but no longer than the bound."""
+    stage = Stage.of(1)
+    stage.links[0].lent = lent = trio.Event()
+    call = stage.broadcast()
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _give_back() -> None:
+            await trio.sleep(seconds)
+            lent.set()
+
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await call.wait()
+        assert scope.cancelled_caught
+        assert trio.current_time() == waited
+        nursery.cancel_scope.cancel()
+    stage.check_clean()
+
+
+class Kept:
+    """Something that arguments refer to."""
+
+
+async def test_call_keeps_what_its_arguments_refer_to():
+    """C9: until it has ended."""
+    stage = Stage.of(1)
+    target = Target(stage.peers[0], MESH)
+    call = OutgoingCall(stage.proc, stage.proc.new_call_id(), REQUEST, [target], fail_fast=False)
+    kept = Kept()
+    alive = weakref.ref(kept)
+    for _ in range(limits.MAILBOX_MESSAGES):
+        stage.broadcast()
+    call.start(Parcel(messages.encode(messages.Call(call.call_id, MESH, "endpoint", None, b"x")), attachments=[kept]))
+    call.cancel_rest("enough")
+    assert call.collector.is_complete
+    del kept
+    gc.collect()
+    assert alive() is not None
+    call.forget()
+
+
+@pytest.mark.parametrize("end", ["sent", "dead", "cancelled"])
+async def test_replied_call_says_once_that_no_message_waits(end: str):
+    """C9: it was sent, or will not be."""
+    stage = Stage.of(2)
+    for _ in range(limits.MAILBOX_MESSAGES):
+        stage.broadcast(ranks=[1])
+    said: list[str] = []
+    targets = [Target(peer, MESH) for peer in stage.peers]
+    call = RepliedCall(stage.proc, stage.proc.new_call_id(), REQUEST, targets, on_sent=lambda: said.append("sent"))
+    call.start(Parcel(messages.encode(messages.Call(call.call_id, MESH, "endpoint", None, b"x")), (), (), 10))
+    assert said == []
+    if end == "sent":
+        stage.say(1, messages.Credit(MESH, 1))
+        stage.returned(1, call, dequeued=2)
+    elif end == "dead":
+        stage.proc.declare_gone(stage.peers[1], ProcDeath("gone"))
+    else:
+        call.cancel_rest("enough")
+    assert set(said) == {"sent"}
+    assert await call.wait_settled() == [1]
+    assert call.take_settled() == []
+    assert call.take_rest() == [0]
+    assert await call.wait_settled() == []
+    if end == "cancelled":
+        stage.acknowledged(0, call)
+    else:
+        stage.returned(0, call)
+    await call.end("over")
+    assert stage.proc.unended_calls() == []
+
+
+async def test_report_of_a_deadlock_has_one_body():
+    """E12."""
+    stage = Stage.of(1)
+    stage.say(0, messages.Circle((1,)))
+    assert stage.links[0].aborted
 
 
 POINT = Extent({"gpus": 2}).point(1)

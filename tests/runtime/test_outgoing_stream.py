@@ -143,6 +143,45 @@ async def test_silent_rank_ends_the_stream_after_the_bound(autojump_clock: trio.
     stage.check_clean()
 
 
+async def test_stalled_rank_ends_the_stream_soon(autojump_clock: trio.testing.MockClock):
+    """C2: when that becomes known, whoever waits."""
+    stage = Stage.of(2)
+    stream = open_stream(stage)
+    stage.peers[1].stalled(5.0)
+    stage.peers[1].stalled(0.0)
+    stage.say(1, messages.Error(stream.call_id, MESH, 1, b"error"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.next)
+        await trio.sleep(3)
+        stage.peers[0].stalled(5.0)
+    assert trio.current_time() == 3
+    assert await stream.next() is None
+    await stream.close("over")
+    assert trio.current_time() == 3
+
+
+async def test_wait_for_items_is_one_for_any_rank():
+    """C8: until an item has come, the stream is left, or it is cancelled."""
+    stage = Stage.of(2)
+    stream = open_stream(stage)
+    assert stream.any_wait is stream
+    assert stream.waiting_task is None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.next)
+        await trio.testing.wait_all_tasks_blocked()
+        assert {stream.waiting_task} == set(nursery.child_tasks)
+        item(stage, 0, stream)
+        assert stream.waiting_task is None
+    item(stage, 0, stream)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.close, "enough")
+        await trio.testing.wait_all_tasks_blocked()
+        assert stream.waiting_task is None
+        stage.acknowledged(0, stream)
+        stage.acknowledged(1, stream)
+    stage.check_clean()
+
+
 async def test_close_wakes_who_waits_and_takes_no_more():
     """S04, OS-3."""
     stage = Stage.of(1)

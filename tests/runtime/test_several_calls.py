@@ -95,6 +95,7 @@ async def test_calls_leave_as_one_message_and_end_one_by_one(caller: Caller):
     caller.say(messages.Refused(1, MESH, 2, "stopped", ""))
     assert [call.key for call in caller.calls.ended] == [8, 7]
     assert caller.calls.ended[0].collector.outcomes == [Returned(b"x")]
+    assert all(call.collector.is_complete for call in caller.calls.ended)
     assert (box.load, box.window.waiting) == (1, 1)
     caller.proc.declare_gone(caller.peer, ProcDeath("gone"))
     [outcome] = caller.calls.ended[2].collector.outcomes
@@ -178,6 +179,26 @@ async def test_calls_without_credit_wait_in_order(caller: Caller):
     caller.send_all(0)
     caller.calls.leave()
     assert caller.sent()[-3:] == [count + 1, count + 2, [count + 3]]
+
+
+@pytest.mark.parametrize("name", ["wait", "join"])
+async def test_stalled_actor_is_not_waited_for_long(caller: Caller, name: str, autojump_clock: trio.testing.MockClock):
+    """C2: when that becomes known while cancelled calls are waited for."""
+    caller.send_all(7, 8)
+    caller.calls.leave()
+    start = trio.current_time()
+    caller.calls.cancel("enough")
+    assert caller.calls.is_cancelled
+    assert caller.calls.silent_at == start + limits.CANCEL_ACK_SECONDS
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(getattr(caller.calls, name))
+        await trio.sleep(3)
+        caller.peer.stalled(5.0)
+    assert trio.current_time() - start == 3
+    assert caller.calls.silent_at == start + limits.STALLED_ACK_SECONDS
+    await caller.calls.join()
+    assert trio.current_time() - start == 3
+    assert len(list(caller.peer.abandoned)) == 2
 
 
 async def test_cancel_says_where_the_call_is(caller: Caller):

@@ -79,7 +79,7 @@ class OutgoingStream(OutgoingCall):
 
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
-        return None if self.is_closed or self._merge else self.waiter
+        return self.waiter  # an item, or the end, has woken it
 
     @property
     def only_consumer(self) -> trio.lowlevel.Task | None:
