@@ -5,13 +5,18 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import pytest
+import trio
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
+from trimesh import limits
+from trimesh._runtime.calls.outgoing import error_of, pass_on
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
 from trimesh._wire import messages, observed
 from trimesh._wire.observed import NodeKind, NodeRef, NodeReport, Place
+from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 ROOT, ME, OTHER = ProcId(1), ProcId(2), ProcId(3)
@@ -108,3 +113,54 @@ async def test_late_answers_are_dropped():
     receive(proc, link, messages.Seen(1), observed.encode(()))
     receive(proc, link, messages.Broken(1))
     assert not link.aborted
+
+
+PLACE_OF_X = Place("", "Actor", "step", ("x",), (2,), 1, None)
+
+
+def report(name: str, *, needs_all: bool = True) -> NodeReport:
+    """Return the report of an endpoint, or of something that is none."""
+    place = msgspec.structs.replace(PLACE_OF_X, mesh=name) if name else None
+    return NodeReport(REF, needs_all=needs_all, waits_for=(), place=place)
+
+
+def test_error_shows_the_cycle_down_to_the_victim():
+    """C8: a message without room is shown by the mailbox that is full."""
+    error = error_of([report("a"), report("b", needs_all=False), report("c")])
+    assert str(error).splitlines() == [
+        "c[x=1].step waits for itself:",
+        "  a[x=1].step runs, and awaits",
+        "  b[x=1].step must wait until this ends:",
+        "  c[x=1].step, which must wait until the first of these ends",
+    ]
+    assert error.cycle == (("Actor", "step", PLACE_OF_X.point()),) * 3
+    rotated = error_of([report("a"), report("b"), report("c"), report("")])
+    assert [line.split()[0].rstrip(",") for line in str(rotated).splitlines()] == [
+        "a[x=1].step",
+        "b[x=1].step",
+        "c[x=1].step",
+        "a[x=1].step",
+    ]
+    with pytest.raises(ProtocolError, match="must name the place"):
+        error_of([report("")])
+
+
+async def test_deadlock_that_a_deadline_has_ended_is_noted_on_its_error(monkeypatch: pytest.MonkeyPatch):
+    """C8: once, for the last calls of which it is known."""
+    monkeypatch.setattr(limits, "DEADLOCKS_KNOWN", 2)
+    proc, link = make(ME, ROOT)
+    receive(proc, link, messages.Circle((1, 2, 3)), observed.encode((report("a"), report("b"))))
+    circles = proc.deadlocks.circles
+    for call, count in ((1, 0), (2, 1), (2, 0), (3, 1)):
+        try:
+            with trio.fail_after(0):
+                try:
+                    await trio.sleep_forever()
+                except trio.Cancelled as cut:
+                    circles.explain(cut, call)
+                    raise
+        except trio.TooSlowError as late:
+            for _ in range(2):
+                pass_on(ExceptionGroup("", [late, ValueError()]))
+            notes = [note for note in getattr(late, "__notes__", ()) if "b[x=1].step waits for itself" in note]
+            assert len(notes) == count

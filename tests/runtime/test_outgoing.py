@@ -279,6 +279,7 @@ async def test_dead_rank_fails_the_call_before_it_is_sent():
     assert stage.calls(0) == stage.calls(2) == []
     with trio.testing.assert_checkpoints():
         await call.wait()
+    assert not any(peer.boxes for peer in stage.peers)
     (failed,) = call.collector.failed()
     assert isinstance(failed, LocalFailure)
     assert isinstance(failed.error, ProcDied)
