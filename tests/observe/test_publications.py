@@ -39,6 +39,7 @@ async def told(is_it: Callable[[observe.PublicationRow], bool]) -> observe.Publi
     raise AssertionError("it goes on until it is left")
 
 
+@pytest.mark.daily
 async def test_publication_is_told_with_its_readers(monkeypatch: pytest.MonkeyPatch):
     """The latest version, who reads, who has pinned what; whose pin a `publish` waits for, also in the
     flight records; what has not been read.

@@ -19,7 +19,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
 from trimesh._runtime.calls.call_set import RepliedCall
-from trimesh._runtime.calls.invocation import Cut, Err, Request, results_of, value_of
+from trimesh._runtime.calls.invocation import Cut, Err, Ok, Request, post, post_nowait, results_of, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import ProcDeath
@@ -498,6 +498,40 @@ async def test_cancelled_broadcast_waits_for_its_buffers(autojump_clock: trio.ab
         assert scope.cancelled_caught
         assert trio.current_time() == waited
         nursery.cancel_scope.cancel()
+    stage.check_clean()
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1], []])
+async def test_broadcast_is_sent_once_to_each(ranks: list[int]):
+    """C9: with or without a wait, which is a checkpoint; a full mailbox keeps it from all, and a dead one from none."""
+    stage = Stage.of(2)
+    targets = [Target(stage.peers[rank], MESH) for rank in ranks]
+    assert post_nowait(stage.proc, targets, REQUEST) == [Ok(None)] * len(ranks)
+    with trio.testing.assert_checkpoints():
+        assert await post(stage.proc, targets, REQUEST) == [Ok(None)] * len(ranks)
+    assert [len(stage.calls(rank)) for rank in ranks] == [2] * len(ranks)
+    assert [stage.peers[rank].outbox(MESH).window.waiting for rank in ranks] == [2] * len(ranks)
+    if not ranks:
+        return
+    for _ in range(limits.MAILBOX_MESSAGES - 2):
+        stage.broadcast(ranks=[0])
+    sent = [len(stage.calls(rank)) for rank in ranks]
+    with pytest.raises(trio.WouldBlock):
+        post_nowait(stage.proc, targets, REQUEST)
+    assert [len(stage.calls(rank)) for rank in ranks] == sent
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(post, stage.proc, targets, REQUEST)
+        await trio.testing.wait_all_tasks_blocked()
+        assert nursery.child_tasks
+        assert [len(stage.calls(rank)) for rank in ranks[1:]] == [count + 1 for count in sent[1:]]
+        stage.say(0, messages.Credit(MESH, 1))
+    assert [len(stage.calls(rank)) for rank in ranks] == [count + 1 for count in sent]
+    stage.proc.declare_gone(stage.peers[0], ProcDeath("gone"))
+    for results in (post_nowait(stage.proc, targets, REQUEST), await post(stage.proc, targets, REQUEST)):
+        assert isinstance(results[0], Err)
+        assert isinstance(results[0].error, ProcDied)
+        assert results[1:] == [Ok(None)] * len(ranks[1:])
+    assert [len(stage.calls(rank)) for rank in ranks[1:]] == [count + 3 for count in sent[1:]]
     stage.check_clean()
 
 
