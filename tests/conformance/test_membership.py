@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -273,6 +274,16 @@ class Judge(Holder):
         assert self.target is not None
         return [is_lost(self.target.slice(gpus=rank)) for rank in range(2)]
 
+    @endpoint
+    async def members(self) -> list[tuple[int, str, int, int]]:
+        return members_of(self.target)
+
+
+def members_of(mesh: Any) -> list[tuple[int, str, int, int]]:
+    """Return process, host, pid and incarnation of each member, as this process knows them."""
+    members = mesh._view.membership(current_proc()).members
+    return [(one.proc_id, one.host, one.pid, one.incarnation) for one in members]
+
 
 @only_sim
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -290,3 +301,7 @@ async def test_member_is_lost_if_none_comes_in_its_place(backend: SimBackend, *,
         assert await judge.judge.call_one() == expected
         assert [is_lost(ledgers.slice(gpus=rank)) for rank in range(2)] == expected
         assert is_lost(ledgers) is not is_restarted
+        if is_restarted:
+            assert await judge.use.call_one("bump", 1) == 1
+            assert members_of(ledgers)[1][3] == 1
+        assert await judge.members.call_one() == members_of(ledgers)

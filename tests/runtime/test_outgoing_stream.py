@@ -170,6 +170,7 @@ async def test_wait_for_items_is_one_for_any_rank():
         nursery.start_soon(stream.next)
         await trio.testing.wait_all_tasks_blocked()
         assert {stream.waiting_task} == set(nursery.child_tasks)
+        assert stream in stage.proc.deadlocks._any
         item(stage, 0, stream)
         assert stream.waiting_task is None
     item(stage, 0, stream)

@@ -188,11 +188,12 @@ async def test_stalled_actor_is_not_waited_for_long(caller: Caller, name: str, a
     caller.calls.leave()
     start = trio.current_time()
     caller.calls.cancel("enough")
-    assert caller.calls.is_cancelled
+    assert (caller.calls.is_cancelled, caller.calls.is_bounded) == (True, False)
     assert caller.calls.silent_at == start + limits.CANCEL_ACK_SECONDS
     async with trio.open_nursery() as nursery:
         nursery.start_soon(getattr(caller.calls, name))
         await trio.sleep(3)
+        assert (caller.calls in caller.proc.deadlocks._any) == (name == "wait")
         caller.peer.stalled(5.0)
     assert trio.current_time() - start == 3
     assert caller.calls.silent_at == start + limits.STALLED_ACK_SECONDS

@@ -414,7 +414,6 @@ class OutgoingCall:
             if self._lent:
                 await self._wait_until_buffers_return()
         except (trio.Cancelled, KeyboardInterrupt) as cut:
-            self.aborted = True
             self.cancel_rest(reason_of(cut, self.what))
             await self._wait_for_acknowledgements()
             raise
