@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +20,18 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
 from trimesh._runtime.calls.call_set import RepliedCall
-from trimesh._runtime.calls.invocation import Cut, Err, Ok, Request, post, post_nowait, results_of, value_of
+from trimesh._runtime.calls.invocation import (
+    Cut,
+    Err,
+    Ok,
+    Request,
+    budget_until,
+    post,
+    post_nowait,
+    results_of,
+    value_of,
+    yield_to_cancel,
+)
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import ProcDeath
@@ -658,6 +670,45 @@ async def test_cancelled_caller_gets_errors_of_endpoints_only():
         assert isinstance(results_of(call)[0], Err)
     stage.say(0, ack("caller")(call := stage.call()))
     assert results_of(call) == [Cut()]
+
+
+async def test_failure_by_the_callers_deadline_or_cancel_is_left_to_that(autojump_clock: trio.abc.Clock):
+    """C3, X3: a budget that has ended one of the ranks is the caller's own; a death may have cancelled it."""
+    by_budget = messages.CancelAck(1, MESH, 1, True, "budget", "")
+    other = messages.Refused(1, MESH, 1, "stopped", "")
+    for outcomes, seconds, is_cut in (
+        ([by_budget, other], limits.DEADLINE_SKEW_SECONDS, True),
+        ([by_budget, other], limits.DEADLINE_SKEW_SECONDS + 0.01, False),
+        ([other], 0.1, False),
+    ):
+        start = trio.current_time()
+        with trio.move_on_after(seconds) as scope:
+            await yield_to_cancel(outcomes)
+        assert scope.cancelled_caught is is_cut
+        assert trio.current_time() - start == (seconds if is_cut else 0)
+    for some, is_cut in (([other, LocalFailure(ProcDied("gone"))], True), ([other], False)):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await yield_to_cancel(some)
+        assert scope.cancelled_caught is is_cut
+
+
+async def test_budget_is_the_time_that_is_left():
+    """C3."""
+    proc = Proc(ProcId(1), RecordingTransport())
+    assert budget_until(proc, math.inf) is None
+    assert budget_until(proc, trio.current_time() - 1) == 0.0
+    left = budget_until(proc, trio.current_time() + 100)
+    assert left is not None
+    assert 90 < left <= 100
+
+
+async def test_virtual_seconds_are_sent_in_simulation_only(autojump_clock: trio.abc.Clock):
+    """C3."""
+    proc = Proc(ProcId(1), RecordingTransport())
+    assert budget_until(proc, trio.current_time() + 100) is None
+    proc.is_simulated = True
+    assert budget_until(proc, trio.current_time() + 100) == 100
 
 
 @pytest.mark.parametrize("pickled", [True, False])
