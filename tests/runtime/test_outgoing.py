@@ -7,6 +7,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -26,6 +27,7 @@ from trimesh._runtime.calls.invocation import (
     Ok,
     Request,
     budget_until,
+    invoke,
     post,
     post_nowait,
     results_of,
@@ -184,6 +186,12 @@ async def test_answer_that_comes_at_once_needs_no_turn_of_the_loop():
         with trio.testing.assert_checkpoints():
             await call.wait()
         assert not turns
+        assert call.collector.is_complete
+        call = stage.call()
+        stage.transport.comes = [lambda: stage.returned(1, call, 2), lambda: stage.returned(0, call, 2)]
+        with trio.testing.assert_checkpoints():  # counted as one more, not as one less
+            await call.wait()
+            await trio.lowlevel.checkpoint()
     assert call.collector.is_complete
     stage.check_clean()
 
@@ -399,6 +407,18 @@ async def test_cancelled_caller_waits_for_the_acknowledgements():
         stage.acknowledged(1, call)
         await left.wait()
     assert scope.cancelled_caught
+    stage.check_clean()
+
+
+@pytest.mark.parametrize("verb", [partial(invoke, fail_fast=True), post])
+async def test_caller_that_is_cancelled_already_sends_nothing(verb: Any):
+    """C01."""
+    stage = Stage.of(2)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await verb(stage.proc, [Target(peer, MESH) for peer in stage.peers], REQUEST)
+    assert scope.cancelled_caught
+    assert [link.sent for link in stage.links] == [[], []]
     stage.check_clean()
 
 
