@@ -8,6 +8,7 @@ from typing import Final
 
 NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/_runtime/calls": (
+        "tests/runtime/test_invocation.py",
         "tests/runtime/test_outgoing*.py",
         "tests/runtime/test_several_calls.py",
         "tests/runtime/test_deadlock.py",

@@ -196,6 +196,7 @@ class Squares(trimesh.Actor):
         return number * number
 
 
+@pytest.mark.daily
 @pytest.mark.real
 @pytest.mark.parametrize(("items", "shown"), [([1, 2, 3], "3 of 3"), (iter([1, 2, 3]), "3")])
 async def test_map_shows_how_many_items_are_done(

@@ -193,10 +193,6 @@ class Membership:
         self.set(rank, Standing.GONE)
         self._left[rank] = Target(Peer(peer.proc, peer.proc_id, death=left(text)), self.info.mesh)
 
-    def has_left(self, rank: int) -> bool:
-        """Return whether a rank's member has left the mesh and was not replaced."""
-        return rank in self._left
-
     @property
     def present(self) -> Region:
         """Region of the current mesh, without members that have left."""
