@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,20 +201,26 @@ async def test_shielded_clean_up_may_outlive_the_budget(backend: SimBackend):
 
 
 @only_sim
-async def test_budget_that_ends_a_little_early_is_absorbed(backend: SimBackend):
+@pytest.mark.parametrize("verb", ["call_one", "map"])
+async def test_budget_that_ends_a_little_early_is_absorbed(backend: SimBackend, verb: str):
     """C3: the remote clock is ahead by less than `limits.DEADLINE_SKEW_SECONDS`."""
     async with backend.procs({"gpus": 1}) as procs:
         clock = await procs.spawn("clock", Clock)
         with pytest.raises(trio.TooSlowError), trio.fail_after(2.0):
-            await call_with_shorter_budget(clock, limits.DEADLINE_SKEW_SECONDS)
+            await call_with_shorter_budget(clock, limits.DEADLINE_SKEW_SECONDS, verb)
         assert trio.current_time() == 2.0
 
 
-async def call_with_shorter_budget(clock: Clock, less: float) -> None:
+async def map_once(clock: Clock, seconds: float) -> None:
+    async with clock.sleep.map([seconds]) as results:
+        await anext(results)
+
+
+async def call_with_shorter_budget(clock: Clock, less: float, verb: str = "call_one") -> None:
     """Call with a budget that ends `less` before the deadline, as one does over there when its clock is fast."""
     with trio.fail_after(trio.current_effective_deadline() - trio.current_time() - less) as scope:
         async with trio.open_nursery() as nursery:
-            call = attempt(nursery, clock.sleep.call_one, 1000.0)
+            call = attempt(nursery, partial(map_once, clock) if verb == "map" else clock.sleep.call_one, 1000.0)
             await trio.testing.wait_all_tasks_blocked()
             scope.deadline += less
             await call.result()

@@ -45,6 +45,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/actor/item_map.py": (
         "tests/actor",
         "tests/conformance/test_choosing.py",
+        "tests/conformance/test_deadlines.py",
         "tests/conformance/test_map*.py",
         "tests/conformance/test_options.py",
         "tests/conformance/test_per_rank.py",

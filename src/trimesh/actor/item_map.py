@@ -416,8 +416,7 @@ class ItemMap(Results[tuple[int, R]]):
             return None
         if type(result) is Ok:
             return self._take_value(unit, result.value)
-        self._outstanding -= 1
-        self._make_room_for_several()
+        self._outstanding -= 1  # the next wait for a result makes room
         if isinstance(result, Err):
             self._describe(unit, result.error)
             is_always_raised = is_news(result, call.request.origin(0))
