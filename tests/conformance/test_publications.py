@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, member, only_sim, tick
 from tests.conformance.publishing import Follower, Publisher, Reader, is_torn, version_of
 from tests.conformance.supervised import kill_and_wait, reading
@@ -293,7 +294,8 @@ async def test_publication_of_the_controller(backend: Backend):
         assert await weights.publish(version_of(1)) == 1
         assert list((await readers.follow.call(weights, 1)).values()) == [[1], [1]]
         async with weights.pin() as snapshot:
-            assert not is_torn(await snapshot.read(), 1)
+            with trio.testing.assert_checkpoints():
+                assert not is_torn(await snapshot.read(), 1)
             only = bytearray(1000)
             await snapshot.read_into({"b": only})
             assert only == version_of(1)["b"]
@@ -308,7 +310,7 @@ async def test_small_tensors_beside_a_large_one_are_read_together(backend: SimBa
     """N4: in one transfer; all of them, some, and one."""
     size = limits.PUBLISHED_COPY_BYTES_MAX
     tensors = {name: bytes([number]) * (1000 + number) for number, name in enumerate("abcd", start=1)}
-    tensors |= {"large": bytes(range(250)) * (size // 250 + 1), "z": b"end"}
+    tensors |= {"one": b"1", "large": bytes(range(250)) * (size // 250 + 1), "z": b"end"}
     async with backend.procs({"gpus": 1}), Published() as weights:
         await weights.publish(tensors)
         async with weights.pin() as snapshot:
@@ -317,7 +319,9 @@ async def test_small_tensors_beside_a_large_one_are_read_together(backend: SimBa
                 found = {name: bytearray(len(tensors[name])) for name in names}
                 await snapshot.read_into(found)
                 assert found == {name: tensors[name] for name in names}
+            assert not snapshot.is_lent
             found = bytearray(snapshot.whole().nbytes)
+            assert snapshot.is_lent
             await snapshot.whole().read_into(found)
             for name, data in tensors.items():
                 at = snapshot.entry(name).offset
