@@ -139,7 +139,7 @@ async def test_items_are_read_several_at_a_time(backend: SimBackend):
             await trio.testing.wait_all_tasks_blocked()
             assert len(taken) == 3
             await workers.open.call()
-            assert await first.result() == (0, 0)
+            assert await first.result() in ((0, 0), (1, 1))
 
 
 class Steps(trio.abc.Instrument):
