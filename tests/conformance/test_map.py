@@ -250,6 +250,10 @@ async def test_collect_goes_on(backend: Backend):
                     found.append((index, value))
         assert sorted(found) == [(number, number) for number in range(20) if number not in (3, 4)]
         assert sorted(error.args[0] for error in caught.value.exceptions) == [3, 4]
+        with pytest.raises(MeshErrorGroup) as caught:  # although none of them makes room by its result
+            async with workers.fail_on.options(merge="collect", window=1).map([3, 4]) as results:
+                await anext(results)
+        assert [error.args[0] for error in caught.value.exceptions] == [3, 4]
 
 
 async def test_error_of_the_items_is_raised(backend: Backend):
