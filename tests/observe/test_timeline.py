@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec import structs
 from tests.observe.test_autopsy import victim
 
 from trimesh import Actor, endpoint, limits, observe, this_host
@@ -140,6 +141,116 @@ def test_events_are_at_the_process_that_they_are_about() -> None:
     early = observed.EventRow(number=2, at=99.0, kind="Died", name="procs[n=0]")
     events = traced(records_of([], died, early), 100.0, 110.0)
     assert [(one["name"], one["ts"], one["pid"]) for one in events if one["ph"] == "i"] == [("Died procs[n=0]", 1e6, 1)]
+
+
+def test_trace_has_processes_in_order_and_all_that_is_known_of_a_call() -> None:
+    """TM-1: the controller first, then by mesh, coordinates and incarnation; a thread for each slot of an actor.
+
+    An event is at the incarnation that it is about, else at its owner.
+    """
+
+    def head(
+        proc_id: str, mesh: str, rank: int, incarnation: int = 0, job: observed.JobRow | None = None
+    ) -> FlightHead:
+        name = f"{mesh}[n={rank}]" if mesh else "controller"
+        proc = observed.ProcRow(id=proc_id, name=name, mesh=mesh, point={"n": rank}, incarnation=incarnation, pid=7)
+        return FlightHead(proc=proc, job=job, started_at=90.0)
+
+    heads = [
+        head("5", "b", 1),
+        head("4", "b", 0, 1),
+        head("3", "b", 0),
+        head("2", "a", 9),
+        head("9", "", 0, job=observed.JobRow(id="9", pid=7, host="here")),
+    ]
+    own = [
+        flight.FlightCall(1, 101.0, 9, 0, STEP, flight.RAISED, 0.25, 1.0),
+        flight.FlightCall(2, 101.5, 9, 4, CallName("other", {"n": 0}, "load"), flight.CANCELLED, 0.0, 1.0),
+        flight.FlightCall(3, 103.0, 0xBEEF, 5, None, flight.RETURNED, 0.0, 1 / 3),
+        flight.FlightCall(4, 104.0, 9, 6, CallName("", {}, "spawn"), flight.RETURNED, 0.0, 1.0),
+    ]
+    died = observed.EventRow(number=1, at=0.0, kind="Died", name="", text="gone")
+    records = {
+        "5": (flight.RaisedError(at=102.0, number=1, text="ValueError: x"),),
+        "3": tuple(
+            flight.SeenEvent(event=structs.replace(died, number=number, at=at, name=name, incarnation=incarnation))
+            for number, at, name, incarnation in (
+                (1, 110.0, "inner[n=0]", 0),
+                (2, 100.0, "a[n=9]", 0),
+                (3, 101.0, "b[n=0]", 1),
+            )
+        ),
+    }
+    flights = {
+        one.proc.id: flight.Flight(one, 0.0, tuple(own) if one.proc.id == "5" else (), records.get(one.proc.id, ()))
+        for one in heads
+    }
+    events = traced(observe.RunRecords(Path("/none"), flights, {}, False), 100.0, 110.0)
+    assert [name for _, name in sorted(names_of(events, "process_name").items())] == [
+        f"{name} (pid 7)" for name in ("controller", "a[n=9]", "b[n=0]", "b[n=0]", "b[n=1]")
+    ]
+    sorts = [one["args"]["sort_index"] for one in events if one["name"] == "process_sort_index"]
+    assert sorts == [1, 2, 3, 4, 5]
+    assert names_of(events, "thread_name") == {(5, 1): "m[n=0]", (5, 2): "other[n=0]", (5, 3): "agent"}
+    assert [one["args"]["sort_index"] for one in events if one["name"] == "thread_sort_index"] == [1, 2, 3]
+    slices = [one for one in events if one["ph"] == "X"]
+    assert [(one["name"], one["cat"], one["tid"], one["ts"], one["dur"]) for one in slices] == [
+        ("step", "call", 1, 1.25e6, 0.75e6),
+        ("load", "call", 2, 1.5e6, 1e6),
+        ("a call", "agent", 3, 3e6, 333_333.333),
+        ("spawn", "agent", 3, 4e6, 1e6),
+    ]
+    caller = {"caller": "controller", "waited_us": 0.0}
+    assert [one["args"] for one in slices] == [
+        {"outcome": "raised", "caller": "controller", "id": "", "waited_us": 2.5e5, "error": "ValueError: x"},
+        {"outcome": "cancelled", **caller, "id": "9.4@5"},
+        {"outcome": "returned", "caller": "process beef", "id": "beef.5@5", "waited_us": 0.0},
+        {"outcome": "returned", **caller, "id": "9.6@5"},
+    ]
+    told = [(one["name"], one["ts"], one["pid"], one["tid"], one["args"]) for one in events if one["ph"] == "i"]
+    assert told == [
+        ("Died a[n=9]", 0.0, 2, 0, {"text": "gone", "incarnation": 0}),
+        ("Died b[n=0]", 1e6, 4, 0, {"text": "gone", "incarnation": 1}),
+        ("Died inner[n=0]", 10e6, 3, 0, {"text": "gone", "incarnation": 0}),
+    ]
+
+
+def test_last_sign_of_life_is_the_newest_of_any_kind() -> None:
+    """A start, an end, a call that waits, lasts or ends, an event, and another record."""
+    timeline = observe.Timeline()
+    record = records_of([call(1, 100.0, 4.0, 2.0), call(2, 100.0, 1.0, 3.0)])
+    timeline.take(record, 0.0)
+    assert timeline.last_at == 104.0
+    event = observed.EventRow(number=1, at=105.0, kind="Died", name="procs[n=0]")
+    timeline.take(records_of([], event), 0.0)
+    assert timeline.last_at == 105.0
+    one = record.flights["5"]
+    for at, newer in (
+        (106.0, structs.replace(one, records=(flight.RaisedError(at=106.0, number=1, text=""),))),
+        (107.0, structs.replace(one, ended_at=107.0)),
+        (108.0, structs.replace(one, head=structs.replace(one.head, started_at=108.0))),
+    ):
+        timeline.take(structs.replace(record, flights={"5": newer}), 0.0)
+        assert timeline.last_at == at
+    timeline.take(record, 0.0)
+    assert timeline.last_at == 108.0
+
+
+def test_calls_before_the_time_that_is_wanted_are_not_kept() -> None:
+    """TM-2: unless they run, or end after it; those that were overwritten are counted from the first that is kept."""
+    timeline = observe.Timeline()
+    calls = [
+        call(1, 90.0, 0.0, 9.0),
+        call(2, 90.0, 0.0, 10.0),
+        call(3, 90.0, 0.0, 0.0, flight.RUNNING),
+        call(7, 100.0, 0.0, 1.0),
+        call(9, 101.0, 0.0, 1.0),
+    ]
+    timeline.take(records_of(calls), 100.0)
+    assert timeline.count == 4
+    assert (timeline.missing(100.0), timeline.missing(0.0), timeline.missing(200.0)) == (1, 4, 0)
+    found = b"".join(observe.trace_bytes(timeline, 100.0, 110.0))
+    assert json.loads(found)["otherData"] == {"since": 100.0, "until": 110.0, "missing": 1}
 
 
 @pytest.mark.daily

@@ -55,7 +55,7 @@ class Timeline:
             self._heads[proc_id] = one.head
             self._saw(one.head.started_at, one.ended_at)
             self._take_calls(self._calls.setdefault(proc_id, {}), one.calls, since)
-            self._newest[proc_id] = max((call.number for call in one.calls[-1:]), default=0)
+            self._newest[proc_id] = one.calls[-1].number if one.calls else 0
             for record in one.records:
                 if isinstance(record, flight.SeenEvent):
                     self._events[proc_id, record.event.number] = record
@@ -83,9 +83,11 @@ class Timeline:
     def events(self, since: float, until: float) -> Iterator[dict[str, Any]]:
         """Yield the events between two Unix times in the JSON trace event format."""
         ordered = self._ordered()
-        places = {head.proc.name: number for number, (_, head) in enumerate(ordered, start=1)}
+        numbers = {proc_id: number for number, (proc_id, _) in enumerate(ordered, start=1)}
+        members = {(head.proc.name, head.proc.incarnation): numbers[proc_id] for proc_id, head in ordered}
         names = {proc_id: head.proc.name for proc_id, head in ordered}
-        for number, (proc_id, head) in enumerate(ordered, start=1):
+        for proc_id, head in ordered:
+            number = numbers[proc_id]
             yield _named("process_name", number, 0, f"{head.proc.name} (pid {head.proc.pid})")
             yield {"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0, "args": {"sort_index": number}}
             calls = self._calls[proc_id].values()
@@ -100,7 +102,7 @@ class Timeline:
                     "cat": "event",
                     "name": f"{event.kind} {event.name}",
                     "ts": _micros(event.at - since),
-                    "pid": places.get(event.name, places[names[proc_id]]),
+                    "pid": members.get((event.name, event.incarnation), numbers[proc_id]),
                     "tid": 0,
                     "args": {"text": event.text, "incarnation": event.incarnation},
                 }
