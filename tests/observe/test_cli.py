@@ -55,6 +55,7 @@ async def test_ps_shows_what_lives(capfd: pytest.CaptureFixture[str]):
         assert [proc["name"] for proc in seen["procs"]] == ["controller", "procs[gpus=0]", "procs[gpus=1]"]
 
 
+@pytest.mark.daily
 async def test_number_of_a_worker_is_no_run(capfd: pytest.CaptureFixture[str]):
     """Q19: the run that it belongs to is named."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -115,11 +116,17 @@ def test_names_cannot_steer_the_terminal():
     assert one_line("x" * 300) == "x" * 199 + "…"
 
 
+@pytest.mark.daily
 def test_numbers_are_for_people():
-    assert [duration(seconds) for seconds in (0.25, 3.21, 245, 7380)] == ["0.25 s", "3.2 s", "4 min 5 s", "2 h 3 min"]
-    assert [size(nbytes) for nbytes in (0, 2048, 5 << 20)] == ["0 B", "2 KiB", "5.0 MiB"]
+    seconds = (0.25, 0.999, 1.0, 3.21, 59.9, 60.0, 245, 3_600, 7380, -5.0)
+    assert [duration(one) for one in seconds] == [
+        *("0.25 s", "1.00 s", "1.0 s", "3.2 s", "59.9 s", "1 min 0 s", "4 min 5 s", "1 h 0 min", "2 h 3 min", "-5.0 s"),
+    ]
+    sizes = (0, 1_023, 1_024, 2_048, 1 << 20, 5 << 20, 1 << 50)
+    assert [size(one) for one in sizes] == ["0 B", "1023 B", "1 KiB", "2 KiB", "1.0 MiB", "5.0 MiB", "1024.0 TiB"]
 
 
+@pytest.mark.daily
 def test_refusal_beside_several_runs_names_the_option(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from trimesh import limits
 from trimesh._runtime.history import HistoryFile
 from trimesh._runtime.recording import HISTORY_FILE
@@ -13,7 +15,7 @@ from trimesh._wire.observed import ProcRow, ProcView
 from trimesh.errors import ConnectError
 from trimesh.observe import MetricRow, QueryResult, RunSnapshot, SampleRow, query
 from trimesh.observe.curves import Curves
-from trimesh.observe.past import Past, read_past
+from trimesh.observe.past import Past, PastPoint, read_past
 
 
 def samples(step: int | None, ranks: int = 64, at: float = 0.0) -> list[SampleRow]:
@@ -50,6 +52,30 @@ def test_points_and_curves_are_bounded():
     curves.add([SampleRow(at=0.0, proc="1", name="t", values=values)])
     assert len(list(curves.shown())) == limits.PAGE_CURVES
     assert curves.left_out == 6
+
+
+def test_neighbours_are_merged_when_points_are_many(monkeypatch: pytest.MonkeyPatch):
+    """CV-1: two, then four steps at one place; points of the past, too, and few names are counted."""
+    monkeypatch.setattr(limits, "PAGE_CURVE_POINTS", 2)
+    monkeypatch.setattr(limits, "PAGE_CELLS_MAX", 2)
+    curves = Curves()
+    found = list[tuple[object, ...]]()
+    for step in range(5):
+        curves.add([SampleRow(at=1.0, proc="1", name=f"t{step}", step=step, values={"loss": step + 1.0})])
+        [curve] = curves.shown()
+        found.append((curve.x, curve.mean, curve.low, curve.high, curve.ranks))
+    assert found == [
+        ((0,), (1.0,), (1.0,), (1.0,), 1),
+        ((0, 1), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 2),
+        ((0, 2), (1.5, 3.0), (1.0, 3.0), (2.0, 3.0), 2),
+        ((0, 2), (1.5, 3.5), (1.0, 3.0), (2.0, 4.0), 2),
+        ((0, 4), (2.5, 5.0), (1.0, 5.0), (4.0, 5.0), 2),
+    ]
+    curves.load(Past((), (PastPoint("loss", "", "step", "value", 3, 5, 4.0, 2, 1.5, 9.0),), until=1.0))
+    curves.add([SampleRow(at=1.0, proc="1", name="t", step=9, values={"loss": 99.0})])  # PH-2: the history had it
+    [curve] = curves.shown()
+    assert (curve.x, curve.mean, curve.high, curve.ranks) == ((0, 4), (2.5, 3.0), (4.0, 9.0), 3)
+    assert (curve.metric, curve.mesh, curve.kind, len(curves)) == ("loss", "controller", "value", 1)
 
 
 def test_counters_show_their_growth_and_histograms_their_mean():

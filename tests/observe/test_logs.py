@@ -1,15 +1,13 @@
-"""What processes have written, as it is seen from outside, and log records with coordinates (Q3)."""
+"""What processes have written, as it is seen from outside (Q3)."""
 
 from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import re
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 import trio
 from tests.observe.test_incidents import Shell, cancelled_at_the_end
@@ -32,20 +30,6 @@ class Speaker(Actor):
         print(text, flush=True)
 
     @endpoint
-    def log(self, formatter: str, **extra: object) -> str:
-        """Return what a formatter makes of a record of this endpoint."""
-        found = list[str]()
-        handler = Listing(found)
-        handler.setFormatter(getattr(observe, formatter)())
-        logger = logging.getLogger("speaker")
-        logger.addHandler(handler)
-        try:
-            logger.warning("loss %.1f", 0.5, extra=extra)
-        finally:
-            logger.removeHandler(handler)
-        return found[0]
-
-    @endpoint
     async def wait(self) -> None:
         await trio.sleep_forever()
 
@@ -61,17 +45,6 @@ class Speaker(Actor):
 
 STORM_ROUNDS = 2
 STORM_LINES = 50_000
-
-
-class Listing(logging.Handler):
-    """Keeps what it is to write."""
-
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()
-        self._found = found
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._found.append(self.format(record))
 
 
 @pytest.fixture
@@ -176,45 +149,6 @@ def test_places_are_chosen_by_name_or_coordinates() -> None:
     name = "trainers[hosts=1,gpus=13]"
     chosen = ("", name, "gpus=13", "hosts=1,gpus=13", "gpus=1", "gpus=3", "trainers", "hosts=0,gpus=13")
     assert [is_at(name, at) for at in chosen] == [True, True, True, True, False, False, False, False]
-
-
-async def test_log_records_have_coordinates():
-    """As text and as JSON; without a handler of the user's nothing is formatted."""
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
-        speakers = await procs.spawn("speakers", Speaker)
-        one = speakers.slice(gpus=1)
-        text = await one.log.call_one("LogFormatter")
-        said = json.loads(await one.log.call_one("JsonLogFormatter", step=3, odd={1}))
-    assert text.endswith(" WARNING speakers[gpus=1].log speaker: loss 0.5")
-    assert {name: said[name] for name in ("level", "logger", "message", "mesh", "point", "endpoint", "member")} == {
-        "level": "WARNING",
-        "logger": "speaker",
-        "message": "loss 0.5",
-        "mesh": "speakers",
-        "point": {"gpus": 1},
-        "endpoint": "log",
-        "member": "speakers[gpus=1].log",
-    }
-    assert (said["step"], said["odd"]) == (3, [1])
-
-
-def test_log_records_outside_of_actors_and_odd_values() -> None:
-    """An error is there with its traceback, a value that JSON does not know as its `repr`; newlines stay inside."""
-    formatter = observe.JsonLogFormatter()
-    try:
-        raise ValueError("a\nb")
-    except ValueError as error:
-        record = logging.makeLogRecord({"msg": "no\n%s", "args": ("way",), "exc_info": (ValueError, error, None)})
-    record.thing = formatter
-    line = formatter.format(record)
-    assert "\n" not in line
-    said = msgspec.json.decode(line)
-    assert (said["message"], said["member"], said["thing"]) == ("no\nway", "-", repr(formatter))
-    assert "ValueError: a\nb" in said["exception"]
-    assert " - None: no\nway" in observe.LogFormatter().format(record)
-    copied = logging.makeLogRecord({"msg": "", "member": "set before"})
-    assert observe.Coordinates().filter(copied) is True
-    assert copied.__dict__["member"] == "set before"
 
 
 async def test_report_of_a_living_run_is_one_file(trimesh_command: Shell, tmp_path):

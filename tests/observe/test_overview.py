@@ -57,7 +57,8 @@ def cards(page: ElementTree.Element) -> list[str]:
 def test_mesh_of_processes_is_one_card_with_what_its_actors_do() -> None:
     """OV-1: the mesh of the handle comes first; a process that does not run has its own state."""
     procs = [proc("trainers", {"gpus": rank}) for rank in range(5)]
-    procs[4] = proc("trainers", {"gpus": 4}, state="stuck", stalled_seconds=6.0)
+    told = "Stalled trainers[gpus=4] does not turn its loop"
+    procs[4] = proc("trainers", {"gpus": 4}, state="stuck", stalled_seconds=6.0, last_event=told)
     found = page_of(
         run_of(
             proc("generators", {"replica": 0}, memory_bytes=33 << 20),
@@ -183,6 +184,41 @@ def test_curves_are_drawn() -> None:
     assert len(tokens.attrib["points"].split()) == 2
 
 
+def test_curve_is_placed_by_its_extent() -> None:
+    """The mean as a line, the values of all ranks as an area; one value stands in the middle, at the right."""
+    overview = Overview("trainers")
+    logged = [
+        SampleRow(at=100.0, proc=name, name=name, step=step, values={"loss": value})
+        for step, values in ((0, (0.0, 2.0)), (5, (1.0, 3.0)), (10, (4.0, 4.0)))
+        for name, value in zip("ab", values, strict=True)
+    ]
+    overview.add(run_of(proc("trainers", {"gpus": 0})), [*logged, structs.replace(logged[0], values={"one": 1_000.0})])
+    found = ElementTree.fromstring(overview.html())
+
+    line, point = [one.attrib["points"] for one in found.iter("polyline")]
+    area, _ = [one.attrib["points"] for one in found.iter("polygon")]
+    assert (line, point) == ("1.0,32.0 110.0,22.0 219.0,2.0", "218.0,22.0")
+    assert area == "1.0,22.0 110.0,12.0 219.0,2.0 219.0,2.0 110.0,32.0 1.0,42.0"
+    assert [(one.attrib["cx"], one.attrib["cy"]) for one in found.iter("circle")] == [
+        ("219.0", "2.0"),
+        ("218.0", "22.0"),
+    ]
+    assert "loss 4 0 to 4, steps 0 to 10, controller" in text_of(found)
+    assert "one 1,000 1,000 to 1,000, steps 0 to 0, controller" in text_of(found)
+
+
+def test_head_and_long_lines() -> None:
+    """The age of the run, else the time for which it has been watched; lines are flat and have a bound."""
+    long = proc("trainers", {"gpus": 0}, state="dead", last_event=f"Died trainers[gpus=0]  was\n{'x' * 200}")
+    snapshots = [run_of(long, at=at) for at in (100.0, 160.0)]
+    assert text_of(page_of(*snapshots)).startswith("run 25871 , 1 min 10 s old")
+    unknown = [structs.replace(one, job=None) for one in snapshots]
+    shown = text_of(page_of(*unknown))
+    assert shown.startswith("run , 1 min 0 s old")
+    line = shown.partition("✗ ")[2].partition(" trainers{")[0]
+    assert (len(line), line[:25], line[-2:]) == (200, "trainers[gpus=0] was xxxx", "x…")
+
+
 def past_loss(step: int) -> PastPoint:
     return PastPoint("loss", "trainers", "step", "value", 2, step, total=16.0 - step, count=2, low=7.0, high=9.0)
 
@@ -221,5 +257,6 @@ def test_names_are_escaped_and_the_end_is_told() -> None:
     found = page_of(run_of(proc("<b>", {"gpus": 0}, state="dead")), first="<b>", has_ended=True)
 
     assert cards(found) == ["<b>{'gpus': 1}"]
+    assert "✗ <b>[gpus=0] dead" in text_of(found)  # of which no event is known
     assert "as it was at" in text_of(found)
     assert Overview("x").html() == ""

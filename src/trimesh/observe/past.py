@@ -105,7 +105,7 @@ def read_past(query: Callable[[str, Any], QueryResult], after: float = 0.0, *, c
 
 def _sums(row: Sequence[Any]) -> RunSums:
     at, memory, cpu, gpu, gpu_memory = row
-    return RunSums(at=at, memory=memory, cpu=cpu, gpu=gpu or 0, gpu_memory=gpu_memory or 0)
+    return RunSums(at=at, memory=memory, cpu=cpu, gpu=gpu, gpu_memory=gpu_memory)
 
 
 def _point(row: Sequence[Any]) -> PastPoint:

@@ -578,7 +578,7 @@ def _ended_calls(records: RunRecords) -> set[str]:
         f"{call.caller:x}.{call.call}@{proc_id}"
         for proc_id, one in records.flights.items()
         for call in one.calls
-        if call.call and call.outcome != flight.RUNNING
+        if call.outcome != flight.RUNNING
     }
 
 
