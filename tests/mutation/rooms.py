@@ -62,6 +62,15 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/blocking/test_from_thread.py",
     ),
     "src/trimesh/config": ("tests/config", "tests/conformance/test_settings.py"),
+    "src/trimesh/observe": (
+        "tests/observe",
+        "tests/dashboard/test_feed.py",
+        "tests/dashboard/test_fold.py",
+        "tests/dashboard/test_publishing.py",
+        "tests/blocking/test_shown.py",
+        "tests/conformance/test_observe.py",
+        "tests/conformance/test_stalls.py",
+    ),
     "src/trimesh/rdma/publications": (
         "tests/rdma/test_board.py",
         "tests/rdma/test_layout.py",
@@ -88,6 +97,14 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     ),
 }
 """Tests, by a folder or a file of the product; of several that hold a file the innermost counts."""
+
+BOTH_TIERS: Final = ("src/trimesh/aio",)
+"""Rooms most of whose tests start processes, so that few are daily; all of them are tried."""
+
+
+def tier_of(path: str) -> str:
+    """Return the tier of the nearest tests that are tried for a file or folder."""
+    return "all" if any(place.as_posix() in BOTH_TIERS for place in (Path(path), *Path(path).parents)) else "daily"
 
 
 def nearest(path: str) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Final
 import pytest
 from tests.mutation.explained import read_explained
 from tests.mutation.mutants import Mutant, mutants_of
-from tests.mutation.rooms import files_of, nearest
+from tests.mutation.rooms import files_of, nearest, tier_of
 from tests.mutation.table import table_of
 from tests.mutation.trying import Trying
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rooms", nargs="+", help="files or folders")
     parser.add_argument("--tests", nargs="+", help="that are to find them; by default the nearest")
     parser.add_argument("--only", default="", help="of these tests those that pytest's -k takes")
-    parser.add_argument("--tier", default="daily", help="of these tests: daily, rest or all")
+    parser.add_argument("--tier", default="", help="of these tests: daily, rest or all; by default that of the rooms")
     parser.add_argument("--seconds", type=float, default=600.0, help="for the mutants, without what learning takes")
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each room; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
@@ -89,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     paths = [str(Path(name).resolve()) for room in rooms for name in files_of(room)]
     tests = options.tests or sorted({test for room in rooms for test in nearest(room)})
     only = ("-k", options.only) if options.only else ()
-    status = pytest.main([*OPTIONS, f"--tier={options.tier}", *only, *tests], plugins=[Trying(paths, work)])
+    tier = options.tier or max(map(tier_of, rooms), key=("daily", "all").index)
+    status = pytest.main([*OPTIONS, f"--tier={tier}", *only, *tests], plugins=[Trying(paths, work)])
     return 0 if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else int(status)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.mutation.explained import read_explained
 from tests.mutation.mutants import mutants_of
 from tests.mutation.planting import Functions
-from tests.mutation.rooms import NEAREST, files_of, nearest
+from tests.mutation.rooms import BOTH_TIERS, NEAREST, files_of, nearest, tier_of
 from tests.mutation.run import drawn
 from tests.mutation.table import table_of
 
@@ -102,6 +102,7 @@ def test_nearest_tests_are_those_of_the_innermost_room() -> None:
     assert nearest("src/trimesh/service/pool/engine.py") == nearest("src/trimesh/service") == ["tests/service"]
     assert nearest("src/trimesh/service/slots.py") == ["tests/data", "tests/service"]
     assert nearest("src/trimesh/_routing/collector.py") == ["tests/routing"]
+    assert [tier_of(one) for one in (*BOTH_TIERS, "src/trimesh/aio/body.py", "src/trimesh")] == ["all", "all", "daily"]
     with pytest.raises(SystemExit, match="name them by --tests"):
         nearest("src/trimesh/limits.py")
 
