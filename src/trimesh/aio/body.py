@@ -265,7 +265,11 @@ async def run_in_trio(
     """
     crossing: Crossing[T] = Crossing(site)
     crossing.start(work)
-    cancelled = await crossing.wait_done()
+    try:
+        cancelled = await crossing.wait_done()
+    except GeneratorExit:
+        crossing.cancel("the asyncio task is gone")
+        raise
     try:
         if crossing.error is not None:
             raise crossing.error

@@ -1,0 +1,449 @@
+"""Blocks and work of asyncio tasks in Trio, without processes: order, errors, cancels, time limits (K04)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+import time
+import types
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import pytest
+import trio
+from tests.aio.loops import Attempt, Test
+
+import trimesh
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now, in_trio_taking, place_outside
+from trimesh.aio import fail_after, move_on_after, trio_run
+
+Run = Callable[[Test], None]
+
+LONG_SECONDS = 1_000.0
+
+
+class Block:
+    """Notes when it is entered and left, and by which error; can suppress that, or raise another."""
+
+    def __init__(
+        self, name: str, notes: list[Any], *, suppresses: bool = False, fails: Exception | None = None
+    ) -> None:
+        self._name, self._notes, self._suppresses, self._fails = name, notes, suppresses, fails
+
+    async def __aenter__(self) -> str:
+        await trio.lowlevel.checkpoint()
+        self._task = trio.lowlevel.current_task()
+        self._notes.append(f"enter {self._name}")
+        return self._name
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        assert trio.lowlevel.current_task() is self._task
+        self._notes.append(f"leave {self._name}" + f" by {type(error).__name__}" * (error is not None))
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+        if self._fails is not None:
+            raise self._fails
+        return self._suppresses
+
+
+async def nothing() -> int:
+    await trio.lowlevel.checkpoint()
+    return 7
+
+
+async def seconds_left() -> float:
+    return trio.current_effective_deadline() - trio.current_time()
+
+
+@asynccontextmanager
+async def cancellable() -> AsyncGenerator[trio.CancelScope, None]:
+    with trio.CancelScope() as scope:
+        yield scope
+
+
+async def work_until(done: trio.Event, notes: list[Any], outcome: Any = "value") -> Any:
+    """Wait; when that is cancelled, return a value or raise an error all the same, after some turns."""
+    notes.append("begun")
+    try:
+        await done.wait()
+    except trio.Cancelled:
+        with trio.CancelScope(shield=True):
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+        notes.append("unwound")
+        if outcome is None:
+            raise
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+async def begun(notes: list[Any]) -> None:
+    while "begun" not in notes:  # noqa: ASYNC110 - whatever has begun it
+        await asyncio.sleep(0)
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_share_a_run_and_are_left_last_first(run: Run) -> None:
+    """K04, BD-1: the run ends with the last one."""
+    notes: list[Any] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with in_trio_block(Block("outer", notes)) as outer:
+            first = trio_run.find_run(loop)
+            assert first is not None
+            async with in_trio_block(Block("inner", notes)) as inner:
+                notes.append((outer, inner, await in_trio(nothing)()))
+            assert trio_run.find_run(loop) is first
+            assert await in_trio(nothing)() == 7
+        assert trio_run.find_run(loop) is None
+        async with trimesh.aio.open_trio():
+            assert trio_run.find_run(loop) not in (None, first)
+
+    run(main)
+    assert notes == ["enter outer", "enter inner", ("outer", "inner", 7), "leave inner", "leave outer"]
+
+
+def test_error_of_a_body_passes_through_its_blocks(run: Run) -> None:
+    """K04, BD-2: each may suppress it, or raise another."""
+    notes: list[Any] = []
+    error, failure = ValueError("of the body"), LookupError("on the way out")
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match="of the body") as caught:
+            async with in_trio_block(Block("a", notes)):
+                raise error
+        assert caught.value is error
+        async with in_trio_block(Block("quiet", notes, suppresses=True)):
+            raise error
+        async with in_trio_block(Block("idle", notes, suppresses=True)):
+            pass
+        for of_body in (error, None):
+            with pytest.raises(LookupError) as other:
+                async with in_trio_block(Block("loud", notes, fails=failure)):
+                    if of_body is not None:
+                        raise of_body
+            assert other.value is failure
+
+    run(main)
+    assert [note for note in notes if note.startswith("leave")] == [
+        *("leave a by ValueError", "leave quiet by ValueError", "leave idle", "leave loud by ValueError", "leave loud"),
+    ]
+
+
+def test_block_that_cannot_be_entered_leaves_nothing(run: Run) -> None:
+    """K04: by its error, or a cancel of the task or of the block around it."""
+    notes: list[Any] = []
+
+    @asynccontextmanager
+    async def closed() -> AsyncGenerator[None, None]:
+        await trio.lowlevel.checkpoint()
+        raise OSError("no entry")
+        yield
+
+    @asynccontextmanager
+    async def slow() -> AsyncGenerator[None, None]:
+        notes.append("begun")
+        await trio.sleep_forever()
+        yield
+
+    async def enter() -> None:
+        async with in_trio_block(slow()):
+            notes.append("body")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="no entry"):
+            async with in_trio_block(closed()):
+                notes.append("body")
+        attempt = Attempt(enter())
+        await begun(notes)
+        attempt.task.cancel("by the test")
+        error = await attempt.over()
+        assert isinstance(error, asyncio.CancelledError)
+        assert error.args == ("by the test",)
+        async with in_trio_block(cancellable()) as scope:
+            attempt = Attempt(enter())
+            notes.clear()
+            await begun(notes)
+            in_trio_now(scope.cancel)()
+            await attempt.over()
+            assert isinstance(attempt.error, asyncio.CancelledError)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            raise ValueError("of the body") if "body" in notes else asyncio.CancelledError
+
+    run(main)
+    assert notes == ["begun"]
+
+
+def test_cancel_of_a_block_in_trio_reaches_its_body_once(run: Run) -> None:
+    """CX-3: and is taken back when the block has absorbed it; one of the task itself stays."""
+    notes: list[Any] = []
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        async with in_trio_block(cancellable()) as scope, in_trio_block(Block("inner", notes)):
+            in_trio_now(scope.cancel)()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                notes.append(task.cancelling())
+                raise
+        assert task.cancelling() == 0
+        await asyncio.sleep(0)
+
+        async def body() -> None:
+            async with in_trio_block(cancellable()) as scope:
+                in_trio_now(scope.cancel)()
+                notes.append("begun")
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    asyncio.current_task().cancel("of its own")  # type: ignore[union-attr]
+
+        attempt = Attempt(body())
+        assert isinstance(await attempt.over(), asyncio.CancelledError)
+        assert attempt.task.cancelling() == 1
+
+    run(main)
+    assert notes[0] == "enter inner"
+    assert notes[1] in (1, 2)  # of each of the two blocks, if the inner one has heard of it, too
+    assert notes[2:] == ["leave inner by Cancelled", "begun"] or notes[2:] == ["leave inner by CancelledError", "begun"]
+
+
+# ---- work ------------------------------------------------------------------------------------------------------------
+
+
+def test_result_of_work_is_that_of_trio(run: Run) -> None:
+    """K04: its value or error, with context variables of the task, in the block that the task is in."""
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
+
+    async def read() -> tuple[str, bool]:
+        await trio.lowlevel.checkpoint()
+        found = variable.get()
+        variable.set("of the work")
+        return found, trio.lowlevel.in_trio_task()
+
+    async def fail() -> None:
+        await trio.lowlevel.checkpoint()
+        raise LookupError("of the work")
+
+    async def wrong() -> str:
+        try:
+            await foreign()
+        except TypeError as error:
+            return str(error)
+        return "awaited"
+
+    @types.coroutine
+    def foreign() -> Generator[object, Any, None]:
+        yield "of another library"
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            variable.set("of the task")
+            assert await in_trio(read)() == ("of the task", True)
+            assert variable.get() == "of the task"
+            for _ in range(2):
+                with pytest.raises(LookupError, match="of the work"):
+                    await in_trio(fail)()
+            assert await asyncio.gather(*(in_trio(nothing)() for _ in range(3 * limits.SPARE_STAND_INS_MAX))) == [7] * (
+                3 * limits.SPARE_STAND_INS_MAX
+            )
+            assert in_trio_now(trio.lowlevel.in_trio_run)()
+            assert not trio.lowlevel.in_trio_task()
+            assert "'of another library'" in await in_trio(wrong)()
+
+    run(main)
+
+
+@pytest.mark.parametrize("taking", [False, True], ids=["run", "take"])
+@pytest.mark.parametrize("outcome", [None, "value", LookupError("of the work")], ids=["cancel", "value", "error"])
+def test_cancel_of_a_task_cancels_its_work_and_waits_for_its_end(outcome: Any, taking: bool, run: Run) -> None:
+    """CX-1, CX-2: an error of the work wins, a value does not; a step that takes something gets it put back."""
+    notes, back = list[Any](), list[Any]()
+
+    async def work() -> Any:
+        return await work_until(trio.Event(), notes, outcome)
+
+    async def attempt_it() -> Any:
+        return await (in_trio_taking(work, back.append) if taking else in_trio(work)())
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            attempt = Attempt(attempt_it())
+            await begun(notes)
+            attempt.task.cancel("by the test")
+            await asyncio.sleep(0)
+            attempt.task.cancel("again")
+            error = await attempt.over()
+            assert notes == ["begun", "unwound"]
+            if isinstance(outcome, LookupError):
+                assert error is outcome
+            else:
+                assert isinstance(error, asyncio.CancelledError)
+                assert error.args == ("by the test",)
+            assert await in_trio(nothing)() == 7
+        assert back == (["value"] if taking and outcome == "value" else [])
+
+    run(main)
+
+
+def test_cancel_before_the_work_begins_is_raised_without_it(run: Run) -> None:
+    notes: list[Any] = []
+
+    async def work() -> None:
+        notes.append("begun")
+        await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            await in_trio(nothing)()
+
+            async def cancelled_first() -> None:
+                asyncio.current_task().cancel("before")  # type: ignore[union-attr]
+                await in_trio(work)()
+
+            error = await Attempt(cancelled_first()).over()
+            assert isinstance(error, asyncio.CancelledError)
+            assert error.args == ("before",)
+            assert await in_trio(nothing)() == 7
+
+    run(main)
+
+
+def test_cancel_in_trio_cancels_the_task_that_waits_for_work(run: Run) -> None:
+    """CX-3: the work sees `trio.Cancelled`, the task its own kind, and its block is over."""
+    notes: list[Any] = []
+
+    async def main() -> None:
+        async with in_trio_block(cancellable()) as scope:
+
+            async def work() -> None:
+                scope.cancel()
+                await work_until(trio.Event(), notes, None)
+
+            with pytest.raises(asyncio.CancelledError):
+                await in_trio(work)()
+            notes.append("caught")
+            raise asyncio.CancelledError
+
+    run(main)
+    assert notes == ["begun", "unwound", "caught"]
+
+
+def test_closed_coroutine_leaves_its_work_to_trio(run: Run) -> None:
+    """K04: it is cancelled, and has unwound when the block is left."""
+    notes: list[Any] = []
+
+    async def work() -> None:
+        await work_until(trio.Event(), notes, None)
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            await in_trio(nothing)()
+            coroutine: Any = in_trio(work)()
+            coroutine.send(None)
+            await begun(notes)
+            coroutine.close()
+            assert await in_trio(nothing)() == 7
+
+    run(main)
+    assert notes == ["begun", "unwound"]
+
+
+def test_work_outside_of_blocks_is_refused(run: Run) -> None:
+    """K04: in words; what does not wait runs where it is, and there is no place in Trio."""
+    with pytest.raises(RuntimeError, match="must be used in a task of asyncio, got code outside of one"):
+        trio_run.running_loop()
+    assert place_outside() is None
+
+    async def main() -> None:
+        if trio_run.find_token() is None:
+            with pytest.raises(RuntimeError, match="a loop without an open block: write `async with"):
+                await in_trio(nothing)()
+        else:
+            assert await in_trio(nothing)() == 7  # by the run that started the thread
+        assert in_trio_now(lambda: 7)() == 7
+        assert place_outside() is None
+        async with trimesh.aio.open_trio():
+            outer = place_outside()
+            async with in_trio_block(cancellable()):
+                assert place_outside() not in (None, outer)
+            assert place_outside() is outer
+
+    run(main)
+
+
+# ---- time limits -----------------------------------------------------------------------------------------------------
+
+
+def test_earliest_limit_is_the_deadline_of_work(run: Run) -> None:
+    """D02, LT-3: of work, and of calls that are started; in the task that entered it."""
+
+    async def left_elsewhere() -> float:
+        return await in_trio(seconds_left)()
+
+    def placed() -> float:
+        place = place_outside()
+        assert place is not None
+        return in_trio_now(lambda: place.deadline - trio.current_time())()
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            assert (await in_trio(seconds_left)(), placed()) == (math.inf, math.inf)
+            async with fail_after(LONG_SECONDS) as limit:
+                assert limit.seconds == LONG_SECONDS
+                assert 0 <= time.monotonic() + LONG_SECONDS - limit.deadline < LONG_SECONDS / 2
+                async with move_on_after(2 * LONG_SECONDS):
+                    assert LONG_SECONDS / 2 < await in_trio(seconds_left)() <= LONG_SECONDS
+                async with move_on_after(LONG_SECONDS / 4):
+                    assert 0 < await in_trio(seconds_left)() <= LONG_SECONDS / 4
+                    assert 0 < placed() <= LONG_SECONDS / 4
+                assert LONG_SECONDS / 2 < await in_trio(seconds_left)() <= LONG_SECONDS
+                other = Attempt(left_elsewhere())
+                assert await other.over() is None
+                assert other.value == math.inf
+            assert (await in_trio(seconds_left)(), placed()) == (math.inf, math.inf)
+
+    run(main)
+
+
+def test_limit_that_is_over_ends_work_and_blocks(run: Run) -> None:
+    """D01, LT-1, LT-2: the task is cancelled once, and the cancel taken back."""
+    notes: list[Any] = []
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        async with trimesh.aio.open_trio():
+            with pytest.raises(TimeoutError, match="the time limit of 0 s is over") as caught:
+                async with fail_after(0):
+                    await in_trio(trio.sleep_forever)()
+            assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+            async with move_on_after(0) as limit, in_trio_block(Block("a", notes)):
+                await in_trio(trio.sleep_forever)()
+            assert limit.cancelled_caught
+            async with move_on_after(LONG_SECONDS), in_trio_block(Block("b", notes)):
+                assert 0 < await in_trio(seconds_left)() <= LONG_SECONDS
+            with pytest.raises(LookupError, match="of the work"):
+                async with fail_after(0.01):
+                    await in_trio(work_until)(trio.Event(), notes, LookupError("of the work"))
+            assert task.cancelling() == 0
+            assert await in_trio(nothing)() == 7
+
+    run(main)
+    assert [note for note in notes if note not in ("enter a", "leave a by Cancelled", "leave a by CancelledError")] == [
+        *("enter b", "leave b", "begun", "unwound"),
+    ]

@@ -1,0 +1,78 @@
+"""Drivers of Trio in asyncio loops: which one a loop gets, and what they need of a release of Trio (K04)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from trimesh.aio import driver
+from trimesh.aio.driver import CallbackDriver, LoopDriver, SelectorDriver, driver_for, find_names
+
+CORE: Any = trio._core
+
+
+def test_names_of_this_release_of_trio_are_found() -> None:
+    names = find_names()
+    assert names is not None
+    assert names == driver.NAMES
+    assert names.context is CORE._run.GLOBAL_RUN_CONTEXT
+    assert not hasattr(names.context, "task")
+
+    async def main() -> None:
+        task = trio.lowlevel.current_task()
+        assert find_names() is not None
+        assert trio.lowlevel.current_task() is task
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *(("_run", name) for name in (*driver.RUN, "GLOBAL_RUN_CONTEXT", "sniffio_library", "unrolled_run")),
+        *(("_traps", name) for name in (*driver.TRAPS, "CancelShieldedCheckpoint")),
+    ],
+)
+def test_release_of_trio_that_lacks_a_name_has_no_driver(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K04: nor one in which it is something else."""
+    with monkeypatch.context() as patch:
+        patch.delattr(getattr(CORE, module), name)
+        assert find_names() is None
+    if name not in ("CancelShieldedCheckpoint", "GLOBAL_RUN_CONTEXT", "unrolled_run"):
+        monkeypatch.setattr(getattr(CORE, module), name, object())
+        assert find_names() is None
+
+
+def driver_of(loop: Any) -> LoopDriver:
+    epoll = SimpleNamespace(fileno=lambda: -1)
+    runner = SimpleNamespace(io_manager=SimpleNamespace(_epoll=epoll))
+    return driver_for(loop, runner, (_ for _ in ()), lambda _: None)
+
+
+def test_loop_has_the_driver_that_fits_it() -> None:
+    """K04: by its selector, if that can be asked and wrapped; else by callbacks."""
+    with closing(asyncio.new_event_loop()) as loop:
+        assert type(driver_of(loop)) is SelectorDriver
+        selector = loop._selector  # type: ignore[attr-defined]
+        parts = {"_ready": [], "_scheduled": [], "_stopping": False, "_selector": selector}
+        assert type(driver_of(SimpleNamespace(**parts))) is SelectorDriver
+        for left_out in parts:
+            some = {name: part for name, part in parts.items() if name != left_out}
+            assert type(driver_of(SimpleNamespace(**some))) is CallbackDriver
+
+        class Wrapped:
+            """A selector that takes no attributes."""
+
+            __slots__ = ("fileno", "select")
+
+        wrapped = Wrapped()
+        wrapped.fileno, wrapped.select = selector.fileno, selector.select
+        assert type(driver_of(SimpleNamespace(**{**parts, "_selector": wrapped}))) is CallbackDriver
+        assert type(driver_of(SimpleNamespace(**{**parts, "_selector": object()}))) is CallbackDriver
