@@ -285,12 +285,12 @@ _runs: Final[weakref.WeakSet[ThreadRun]] = weakref.WeakSet()
 def close_at_exit(run: ThreadRun) -> None:
     """Close the blocks of a run at the exit of the interpreter."""
     if not _runs:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)  # again, so that it runs before handlers of later imports
+        atexit.unregister(close_open_blocks)
+        atexit.register(close_open_blocks)  # again, so that it runs before handlers of later imports
     _runs.add(run)
 
 
-def _close_all() -> None:
+def close_open_blocks() -> None:
     deadline = time.monotonic() + limits.EXIT_SECONDS
     for run in _runs:
         if run.is_forgotten:
