@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from trimesh.aio import driver
-from trimesh.aio.driver import CallbackDriver, LoopDriver, SelectorDriver, driver_for, find_names
+from trimesh.aio.driver import CallbackDriver, LoopDriver, SelectorDriver, adopt_guest, driver_for, find_names
 
 CORE: Any = trio._core
 
@@ -76,3 +76,43 @@ def test_loop_has_the_driver_that_fits_it() -> None:
         wrapped.fileno, wrapped.select = selector.fileno, selector.select
         assert type(driver_of(SimpleNamespace(**{**parts, "_selector": wrapped}))) is CallbackDriver
         assert type(driver_of(SimpleNamespace(**{**parts, "_selector": object()}))) is CallbackDriver
+
+
+class GuestState:
+    """A guest run of Trio that has not begun, as far as drivers look at it."""
+
+    def __init__(self) -> None:
+        self.runner = SimpleNamespace(
+            io_manager=SimpleNamespace(_epoll=SimpleNamespace(fileno=lambda: -1)),
+            guest_tick_scheduled=False,
+            is_guest=True,
+        )
+        self.unrolled_run_gen = (_ for _ in ())
+        self.done_callback = print
+
+    def tick(self) -> None:
+        """Be the first turn of the run."""
+
+
+async def test_first_turn_of_a_guest_run_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K04: once, if it is one of a guest run; where Trio lacks a name it stays what it is."""
+    driven, soon = list[LoopDriver](), list[Any]()
+    loop: Any = SimpleNamespace(
+        call_soon=lambda function, *_: soon.append(function), add_reader=lambda *_: None, remove_reader=lambda *_: None
+    )
+    run_soon = adopt_guest(loop, driven.append)
+    state = GuestState()
+    run_soon(soon.clear)
+    assert (driven, soon) == ([], [soon.clear])
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "NAMES", None)
+        run_soon(state.tick)
+    assert (driven, soon[1:]) == ([], [state.tick])
+    try:
+        run_soon(state.tick)
+        run_soon(state.tick)
+    finally:
+        driven[0].stop()
+    assert [type(one) for one in driven] == [CallbackDriver]
+    assert soon[-1] == state.tick
+    assert driven[0].tick in soon

@@ -159,6 +159,8 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, str, object]]:
 def _left_alone(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the trees below a node, or itself, that no test is to see changed."""
     match node:
+        case ast.Assign(targets=[ast.Name(id="__tracebackhide__")]):  # what people see of a traceback
+            yield node
         case ast.Assert() | ast.JoinedStr() | ast.keyword(arg="strict" | "stacklevel"):
             yield node
         case ast.AnnAssign(annotation=annotation) | ast.arg(annotation=ast.expr() as annotation):

@@ -82,6 +82,7 @@ def told(log, count):
     many: int | None = count
     log.warning("more than %d", 2)
     self.log.info("so")
+    __tracebackhide__ = True
     del many
     return f"{count + 1} {'s' if count > 1 else ''}"
 

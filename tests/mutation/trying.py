@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -34,8 +35,9 @@ LEARN_SECONDS: Final = 1_800.0
 TESTS_SECONDS: Final = 15.0
 """Of the tests that execute a line so many are run, the fastest, as take this long together."""
 
-ELSEWHERE: Final = 40
-"""Tests that start processes, the fastest, are run for a line that only other processes execute; so many at most."""
+ELSEWHERE: Final = 80
+"""Tests that start processes are run for a line that only other processes execute, the fastest of each file first; so
+many at most."""
 
 SOURCE: Final = Path("src").resolve()
 KEPT: Final = Path(".cache", "mutation")
@@ -178,9 +180,22 @@ class Trying:
         tests = [test for test in usable if line in self._learnt[test]["lines"].get(name, ())]
         if not tests and line not in self.imported[path]:
             real = [test for test in usable if self._items[test].get_closest_marker("real") is not None]
-            tests = sorted(real, key=self._seconds_of)[:ELSEWHERE]
-        left, chosen = TESTS_SECONDS, list[str]()
+            return self._within_seconds(self._spread(real)[:ELSEWHERE])
+        return self._within_seconds(sorted(tests, key=self._seconds_of))
+
+    def _spread(self, tests: Sequence[str]) -> list[str]:
+        """Return tests in rounds: the fastest of each file, the second of each, and so on."""
+        count = Counter[str]()
+        rounds = dict[str, int]()
         for test in sorted(tests, key=self._seconds_of):
+            file = test.partition("::")[0]
+            rounds[test] = count[file]
+            count[file] += 1
+        return sorted(rounds, key=lambda test: (rounds[test], self._seconds_of(test)))
+
+    def _within_seconds(self, tests: Sequence[str]) -> list[str]:
+        left, chosen = TESTS_SECONDS, list[str]()
+        for test in tests:
             left -= self._seconds_of(test)
             if left < 0 and chosen:
                 break

@@ -212,7 +212,7 @@ ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) selec
     "statement, text",
     [
         ("select 1; select 2", "^a query must be one statement of SQLite that reads: "),
-        ("selct 1", "^a query must be one statement of SQLite that reads: .*syntax error"),
+        ("choose 1", "^a query must be one statement of SQLite that reads: .*syntax error"),
         ("insert into samples (at) values (1)", "^a query only reads: write one SELECT$"),
         ("pragma journal_mode", "^a query only reads: write one SELECT$"),
         (
@@ -221,14 +221,17 @@ ENDLESS = "with recursive n(i) as (select 1 union all select i + 1 from n) selec
         ),
         ("select * from xyz", r"^no such table: xyz\nthe tables are\n  actors \("),
         (
-            "select valu from samples",
-            r"^no such column: valu; did you mean value\?\nthe tables are\n  samples \([^\n]*\)$",
+            "select valued from samples",
+            r"^no such column: valued; did you mean value\?\nthe tables are\n  samples \([^\n]*\)$",
         ),
         (
-            "select s.valu from samples as s",
-            r"^no such column: s.valu; did you mean value\?\nthe tables are\n  samples \(",
+            "select s.valued from samples as s",
+            r"^no such column: s.valued; did you mean value\?\nthe tables are\n  samples \(",
         ),
-        ("select valu", r"(?s)^no such column: valu; did you mean value\?\nthe tables are\n  actors \(.*  samples \("),
+        (
+            "select valued",
+            r"(?s)^no such column: valued; did you mean value\?\nthe tables are\n  actors \(.*  samples \(",
+        ),
         ("select * from samples", "^a result has at most 3 rows, got more: add LIMIT or group the rows$"),
         (ENDLESS, "^a query takes at most 0 s, got a longer one: narrow it by `at` or `metric`$"),
     ],

@@ -236,9 +236,13 @@ class LoopThread:
         self._is_running = False
         self._ended.set()
         self._started.set()
+        self._fail_works()
+        self._unused.set()
+
+    def _fail_works(self, error: BaseException | None = None) -> None:
+        self._error = error or self._error
         for work in list(self.works):
             work.fail(self.broken())
-        self._unused.set()
 
     def _runs(self, run: TrioRun) -> None:
         self.run, self._is_running = run, True
@@ -254,7 +258,12 @@ class LoopThread:
     def _run_loop(self, token: trio.lowlevel.TrioToken) -> None:
         with asyncio.Runner() as runner:
             runner.get_loop().set_task_factory(start_task)
-            runner.run(self._serve_loop(token))
+            try:
+                runner.run(self._serve_loop(token))
+            except (Exception, SystemExit) as error:
+                with suppress(trio.RunFinishedError):  # before the runner cancels the tasks of this work
+                    token.run_sync_soon(self._fail_works, error)
+                raise
 
     async def _serve_loop(self, token: trio.lowlevel.TrioToken) -> None:
         self._stop = asyncio.Event()
@@ -505,7 +514,7 @@ async def lease_main_loop(proc: Proc) -> MainLoop | None:
     if here is not None:
         here.share()
     else:
-        is_worker = proc.family is not None and proc.family.root != proc.proc_id
+        is_worker = proc.family is not None and proc.family.root is not None
         steps = find_steps() if is_worker else None
         if steps is None or not isinstance(proc.transport, NativeTransport):
             return None
