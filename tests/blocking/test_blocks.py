@@ -70,6 +70,11 @@ async def cancellable() -> AsyncGenerator[trio.CancelScope, None]:
         yield scope
 
 
+async def cut(scope: trio.CancelScope) -> None:
+    scope.cancel()
+    await trio.sleep_forever()
+
+
 @asynccontextmanager
 async def failing() -> AsyncGenerator[Callable[[], None], None]:
     """Give a function that makes the block fail."""
@@ -110,6 +115,16 @@ def test_blocks_are_left_last_first() -> None:
     ]
     five.close()
     assert trio_threads() == []
+
+
+def test_closing_leaves_the_thread_in_its_innermost_block() -> None:
+    """K06: which is inside of another one than the block that is closed."""
+    with tb.enter(Block("outer", [])):
+        body = kept(Block("kept", []), "kept")
+        with tb.enter(cancellable()) as scope:
+            body.close()
+            with pytest.raises(tb.Cancelled):
+                tb.run(cut, scope)
 
 
 def test_order_of_closing_is_checked() -> None:
@@ -250,6 +265,12 @@ def test_end_of_the_trio_run_fails_what_waits_for_it() -> None:
         tb.run(end_the_run)
     assert isinstance(caught.value.__cause__, trio.TrioInternalError)
     assert tb.run(nothing) == 7
+    body = kept(Block("kept", []), "kept")
+    with pytest.raises(tb.Cancelled):
+        tb.run(end_the_run)
+    with pytest.raises(TrimeshInternalError):
+        wait(nothing, body)
+    assert tb.run(nothing) == 7
     assert trio_threads() == []
 
 
@@ -271,10 +292,6 @@ def test_earliest_limit_around_a_wait_is_its_deadline() -> None:
 
 def test_limit_ends_waits_and_is_told_from_other_cancels() -> None:
     """D01, D06, K06: also if the block around the wait is cancelled at the same time."""
-
-    async def cut(scope: trio.CancelScope) -> None:
-        scope.cancel()
-        await trio.sleep_forever()
 
     with tb.enter(cancellable()) as scope, tb.move_on_after(HANG_SECONDS) as limit:
         with pytest.raises(tb.Cancelled, match=r"^the block around it was cancelled$") as caught:
@@ -356,6 +373,25 @@ def test_interrupt_while_a_block_is_entered_or_left_is_raised_at_the_end() -> No
     with pytest.raises(KeyboardInterrupt), tb.enter(Block("b", notes)):
         tb.run(strike_and_wait, notes)
     assert notes[1:] == ["enter b", "unwound", "leave b by KeyboardInterrupt"]
+    assert trio_threads() == []
+
+
+@pytest.mark.parametrize("of_body", [KeyboardInterrupt, LookupError])
+def test_error_of_leaving_replaces_an_interrupt_unless_it_is_one(of_body: type[BaseException]) -> None:
+    """O6, K06: a group of nothing but interrupts says no more than the interrupt of the body."""
+
+    class Interrupted(Block):
+        async def __aexit__(self, *error: object) -> bool:
+            raise BaseExceptionGroup("of tasks", [KeyboardInterrupt()])
+
+    expected = KeyboardInterrupt if of_body is KeyboardInterrupt else BaseExceptionGroup
+    with pytest.raises(expected), tb.enter(Interrupted("a", [])):
+        raise of_body
+    with (
+        pytest.raises(ValueError, match="on the way out"),
+        tb.enter(Block("b", [], fails=ValueError("on the way out"))),
+    ):
+        raise of_body
     assert trio_threads() == []
 
 

@@ -56,3 +56,10 @@ def test_an_attribute_of_a_handle_cannot_be_set() -> None:
     host: Any = tb.this_host()
     with pytest.raises(AttributeError, match="cannot be set"):
         host.extent = trimesh.Extent()
+
+
+def test_an_object_that_is_being_made_has_no_private_name() -> None:
+    """As copies and debuggers ask for."""
+    for face in (tb.ActorMesh, blocking_service.Pool):
+        with pytest.raises(AttributeError, match="_inner"):
+            face.__new__(face)._inner  # noqa: B018
