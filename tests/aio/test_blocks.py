@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
+import signal
 import time
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -382,6 +383,42 @@ def test_work_outside_of_blocks_is_refused(run: Run) -> None:
             assert place_outside() is outer
 
     run(main)
+
+
+def test_interrupt_may_be_raised_unless_the_run_is_ending() -> None:
+    """O6: in the main thread, by the guard around the handler of asyncio, which stays until the main task has ended."""
+    armed: list[bool] = []
+
+    async def main() -> None:
+        usual = signal.getsignal(signal.SIGINT)
+        async with trimesh.aio.open_trio():
+            guard = signal.getsignal(signal.SIGINT)
+            assert isinstance(guard, trio_run.InterruptGuard)
+            async with trimesh.aio.open_trio():
+                armed.append(guard.is_armed)
+            armed.append(guard.is_armed)
+
+            async def live_on() -> None:
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    armed.append(guard.is_armed)
+
+            run = trio_run.find_run(asyncio.get_running_loop())
+            assert run is not None
+            nursery = run.root.nursery
+            assert nursery is not None
+            nursery.start_soon(live_on)
+            await in_trio(nothing)()
+        armed.append(guard.is_armed)
+        async with trimesh.aio.open_trio():
+            assert signal.getsignal(signal.SIGINT) is guard
+        assert signal.getsignal(signal.SIGINT) is guard is not usual
+
+    before = signal.getsignal(signal.SIGINT)
+    asyncio.run(main())
+    assert armed == [True, True, False, True]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 # ---- time limits -----------------------------------------------------------------------------------------------------

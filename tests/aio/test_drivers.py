@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import trio
 
+import trimesh
+from trimesh._runtime.tasks import in_trio
 from trimesh.aio import driver
 from trimesh.aio.driver import CallbackDriver, LoopDriver, SelectorDriver, adopt_guest, driver_for, find_names
 
@@ -116,3 +118,25 @@ async def test_first_turn_of_a_guest_run_is_taken_over(monkeypatch: pytest.Monke
     assert [type(one) for one in driven] == [CallbackDriver]
     assert soon[-1] == state.tick
     assert driven[0].tick in soon
+
+
+def test_loop_sleeps_while_trio_waits() -> None:
+    """DV-2: until the deadline of a task, and no longer."""
+    waits: list[float | None] = []
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        select = loop._selector.select
+
+        def counted(timeout: float | None = None) -> Any:
+            waits.append(timeout)
+            return select(timeout)
+
+        loop._selector.select = counted
+        async with trimesh.aio.open_trio():
+            waits.clear()
+            await in_trio(trio.sleep)(0.05)
+            assert len(waits) < 20
+            assert max(0.0 if one is None else one for one in waits) <= 0.05
+
+    asyncio.run(main())

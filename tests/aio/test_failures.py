@@ -225,8 +225,8 @@ def test_body_and_actor_fail_together(run):
         with pytest.raises(MeshErrorGroup) as caught:
             async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:
                 probe = await procs.spawn("probe", Probe)
-                await probe.fail.broadcast(Odd("there"))
                 try:
+                    await probe.fail.broadcast(Odd("there"))  # the failure may come before it returns
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     raise LookupError("here") from None

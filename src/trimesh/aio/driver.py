@@ -232,8 +232,7 @@ class LoopDriver:
         self._finished(result)
 
     def _readable(self) -> None:
-        """Pass events of Trio's descriptors to Trio."""
-        self.tick(self._runner.io_manager.get_events(0) or SOME_EVENTS)
+        """Pass events of Trio's descriptors to Trio, unless the wait of the loop has done so."""
 
     def _seconds_left(self) -> float:
         """Return the seconds until Trio's next deadline; `math.inf` for none."""
