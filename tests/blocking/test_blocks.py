@@ -149,6 +149,8 @@ def test_order_of_closing_is_checked() -> None:
     beside.close()
     with tb.enter(Block("with", notes)):
         body = body_of(Block("own", notes), "a block of its own")
+        with pytest.raises(RuntimeError, match=r"is for a mesh of open\(\)"):
+            body.close()  # nor one that was not entered
         with body, pytest.raises(RuntimeError, match=r"is for a mesh of open\(\), got a block of its own of a `with`"):
             body.close()
     assert trio_threads() == []

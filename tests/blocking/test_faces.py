@@ -63,3 +63,10 @@ def test_an_object_that_is_being_made_has_no_private_name() -> None:
     for face in (tb.ActorMesh, blocking_service.Pool):
         with pytest.raises(AttributeError, match="_inner"):
             face.__new__(face)._inner  # noqa: B018
+
+
+def test_the_face_of_a_face_is_itself() -> None:
+    slots = blocking_service.Slots.__new__(blocking_service.Slots)
+    assert blocking_service.face(slots) is slots
+    host = tb.this_host()
+    assert tb.face(host) is host
