@@ -81,6 +81,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/service": ("tests/service",),
     "src/trimesh/service/slots.py": ("tests/service", "tests/data"),
     "src/trimesh/tensor/dtensor": (
+        "tests/tensor/test_global_sequences.py",
         "tests/tensor/test_local_replay.py",
         "tests/tensor/test_sequences.py",
         "tests/tensor/test_learnt_operators.py",
@@ -88,6 +89,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     ),
     "src/trimesh/tensor/publications": ("tests/tensor/test_publication.py", "tests/conformance/test_*publi*.py"),
     "src/trimesh/tensor/rank": (
+        "tests/tensor/test_global_sequences.py",
         "tests/tensor/test_sequences.py",
         "tests/tensor/test_local_replay.py",
         "tests/tensor/test_errors.py",

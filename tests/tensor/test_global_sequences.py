@@ -1,0 +1,478 @@
+"""Sequences and recordings on global tensors leave what their commands leave, by the rules and in plain torch.
+
+Two ranks are threads of this process. They are connected by gloo, over the loopback.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is an extra")
+
+from trimesh import limits  # noqa: E402 - after the skip
+from trimesh.shape.extent import Extent  # noqa: E402
+from trimesh.tensor.dtensor.copied_view import copied_views, has_copied_views  # noqa: E402
+from trimesh.tensor.dtensor.operators import operator_on_globals  # noqa: E402
+from trimesh.tensor.dtensor.sharding import assemble, box_by_placements  # noqa: E402
+from trimesh.tensor.groups.group import NamedGroup  # noqa: E402
+from trimesh.tensor.groups.groups import register, unregister  # noqa: E402
+from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
+from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
+from trimesh.tensor.protocol.messages import DEFINE, FREE, RECORD, REPLAY  # noqa: E402
+from trimesh.tensor.rank.kernel import Kernels, Poison, local_of, memory_of  # noqa: E402
+from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
+from trimesh.tensor.rank.reader import CommandReader, SequenceReader  # noqa: E402
+from trimesh.tensor.rules.engine import RuleEngine, engine_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+MATRIX, HALF, ROW, WINDOW, INDEX = (4, 4), (2, 4), (4,), (3, 2), (0,)
+
+
+@attrs.frozen
+class Operation:
+    """An operation of the drawn programs: shapes of its operands, and of its results."""
+
+    name: str
+    args: Sequence[Any]
+    takes: Sequence[tuple[int, ...]]
+    makes: Sequence[tuple[int, ...]] = ()
+    writes: Sequence[int] = ()
+    plain: str = ""
+
+
+OPERATIONS = (
+    Operation("aten::add.Tensor", [SLOT, SLOT], [MATRIX, MATRIX], [MATRIX]),
+    Operation("aten::add.Tensor", [SLOT, SLOT], [MATRIX, ROW], [MATRIX]),
+    Operation("aten::mul.Tensor", [SLOT, NUMBER_SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::sigmoid", [SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::mm", [SLOT, SLOT], [MATRIX, MATRIX], [MATRIX]),
+    Operation("aten::t", [SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::detach", [SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::select.int", [SLOT, 0, 1], [MATRIX], [ROW]),
+    Operation("aten::select.int", [SLOT, 1, 2], [MATRIX], [ROW]),
+    Operation("aten::split.Tensor", [SLOT, 2], [MATRIX], [HALF, HALF]),
+    Operation("aten::cat", [[SLOT, SLOT]], [HALF, HALF], [MATRIX]),
+    Operation("aten::sum.dim_IntList", [SLOT, [0]], [MATRIX], [ROW]),
+    Operation("aten::sum.dim_IntList", [SLOT, [1]], [MATRIX], [ROW]),
+    Operation("aten::unfold", [SLOT, 0, 2, 1], [ROW], [WINDOW]),
+    Operation("aten::fill_.Scalar", [SLOT, NUMBER_SLOT], [WINDOW], writes=[0]),
+    Operation("aten::sum", [SLOT], [WINDOW], [()]),
+    Operation("aten::expand", [SLOT, [4, 4]], [ROW], [MATRIX]),
+    Operation("aten::sort", [SLOT], [MATRIX], [MATRIX, INDEX]),
+    Operation("aten::index_select", [SLOT, 0, SLOT], [MATRIX, INDEX], [MATRIX]),
+    Operation("aten::unique_consecutive", [SLOT], [ROW], [(), (), ()]),
+    Operation("aten::add_.Tensor", [SLOT, SLOT], [MATRIX, MATRIX], writes=[0]),
+    Operation("aten::add_.Tensor", [SLOT, SLOT], [MATRIX, ROW], writes=[0]),
+    Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [ROW], writes=[0]),
+    Operation("trimesh::redistribute", [SLOT, (0,)], [MATRIX], [MATRIX, ()], plain="aten::clone"),
+    Operation("trimesh::redistribute", [SLOT, (-1,)], [MATRIX], [MATRIX, ()], plain="aten::clone"),
+    Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [HALF], writes=[0]),
+    Operation("aten::copy_", [SLOT, SLOT], [ROW, ROW], writes=[0]),
+    Operation("aten::_foreach_mul_.Scalar", [[SLOT, SLOT], 0.5], [MATRIX, ROW], writes=[0, 1]),
+)
+RARE_NAMES = ("aten::index_select", "aten::unique_consecutive", "aten::_foreach_mul_.Scalar")
+RARE = [place for place, one in enumerate(OPERATIONS) if one.name in RARE_NAMES]
+"""Operations that fail for some data, that are not taken apart, or of lists."""
+
+GIVEN = {1: MATRIX, 2: MATRIX, 3: MATRIX, 4: ROW, 5: INDEX}
+
+
+def definitions(*, are_global: bool) -> list[Any]:
+    stream: list[Any] = []
+    for code, one in enumerate(OPERATIONS, 16):
+        outs: list[int] = [*range(len(one.makes))] if one.makes else [-1] * len(one.writes)
+        args, name = list(one.args), one.name
+        if are_global and not one.plain:
+            name = f"global::{name}"
+        elif one.plain and not are_global:
+            name, args, outs = one.plain, args[:1], outs[:1]
+        stream += [DEFINE, code, [name, describe(args), describe({}), outs, list(one.writes)]]
+    return stream
+
+
+def by_rules(name: str, operator: Any) -> Any:
+    return attrs.evolve(operator_on_globals(name, operator), learnt=None)
+
+
+def no_replay() -> Any:
+    return SimpleNamespace(run=lambda *_: 0)
+
+
+UNLEARNT = Kernels(KERNELS.by_name, {"global": by_rules}, no_replay, no_replay)
+
+
+class Here(threading.local):
+    """The rank of each thread."""
+
+    rank = 0
+
+
+HERE = Here()
+
+
+class EachRank(NamedGroup):
+    """Torch's default group, which only gives ranks: it connects none."""
+
+    def rank(self) -> int:
+        return HERE.rank
+
+
+@pytest.fixture(scope="module")
+def meshes() -> Iterator[list[Any]]:
+    """The device mesh of each of two ranks."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+    from torch.distributed.device_mesh import DeviceMesh
+
+    store = dist.HashStore()
+    groups: list[Any] = [None, None]
+
+    def connect(rank: int) -> None:
+        made: Any = dist.ProcessGroup(store, rank, 2)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=5)
+        made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        backend = dist.ProcessGroupGloo(store, rank, 2, options)
+        made._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
+        made._set_group_name(f"sequences/{rank}")
+        groups[rank] = made
+
+    on_each(connect)
+    found: list[Any] = []
+    every = EachRank(0, 2, "sequences")
+    register(every, "sequences", [0, 1], store)
+    c10d._update_default_pg(every)
+    for rank, group in enumerate(groups):
+        register(group, f"sequences/{rank}", [0, 1], store)
+        HERE.rank = rank
+        found.append(DeviceMesh.from_group(group, "cpu", mesh=[0, 1], mesh_dim_names=("gpus",)))
+        found[-1]._thread_id = rank  # those of two ranks are never equal
+    yield found
+    c10d._update_default_pg(None)
+    unregister(every, "sequences")
+    for rank, group in enumerate(groups):
+        unregister(group, f"sequences/{rank}")
+
+
+def on_each(work: Callable[[int], None]) -> None:
+    """Do something for both ranks at once."""
+    failed: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        HERE.rank = rank
+        try:
+            work(rank)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    if failed:
+        raise failed[0]
+
+
+@attrs.define
+class Drawn:
+    """A program, which names a tensor that is given by (True, number), and one that it makes by (False, number).
+
+    Attributes:
+        is_recorded: Whether it is a recording. Its third input is captured, and then maybe carried.
+        commands: Its commands.
+        results: What it returns, if it is a recording; what else it leaves is of no use to others.
+        carried: What the next replay gets for the third input.
+    """
+
+    is_recorded: bool
+    commands: list[tuple[Any, ...]] = attrs.field(factory=list)
+    results: list[int] = attrs.field(factory=list)
+    carried: list[int] = attrs.field(factory=list)
+
+
+def drawn(rng: random.Random) -> Drawn:
+    program = Drawn(rng.random() < 0.5)
+    alive = {(True, ref): shape for ref, shape in GIVEN.items()}
+    made = 0
+    some = [*rng.sample(range(len(OPERATIONS)), 8), *rng.sample(RARE, 1)]
+    for _ in range(rng.randint(6, 24)):
+        if rng.random() < 0.1:
+            choices = [one for one in alive if not (program.is_recorded and one[0])]
+            if choices:
+                gone = rng.choice(choices)
+                del alive[gone]
+                program.commands.append((FREE, [gone]))
+            continue
+        code = rng.choice(some)
+        operation = OPERATIONS[code]
+        places = [[one for one, shape in alive.items() if shape == wanted][-3:] for wanted in operation.takes]
+        if not all(places):
+            continue
+        numbers = [rng.choice([0.5, 2.0, -1])] if NUMBER_SLOT in operation.args else []
+        program.commands.append((code + 16, made, [rng.choice(those) for those in places], numbers))
+        alive |= {(False, made + index): shape for index, shape in enumerate(operation.makes)}
+        made += len(operation.makes)
+    left = [number for (is_given, number), shape in alive.items() if shape and not is_given]
+    program.results = rng.sample(left, len(left) // 2)
+    others = [number for number in left if number not in program.results and alive[False, number] == MATRIX]
+    program.carried = others[:1]
+    return program
+
+
+def streamed(program: Drawn, first: int) -> list[Any]:
+    """Return the commands as a stream that makes tensors from a ref on."""
+
+    def ref(one: tuple[bool, int]) -> int:
+        if one[0]:
+            return one[1] + (900 if program.is_recorded and one[1] != 3 else 0)
+        return first + one[1]
+
+    stream: list[Any] = []
+    for code, *rest in program.commands:
+        if code == FREE:
+            stream += [FREE, [ref(one) for one in rest[0]]]
+        else:
+            stream += [code, first + rest[0], *map(ref, rest[1]), *rest[2]]
+    return stream
+
+
+def recording(program: Drawn) -> list[Any]:
+    formals = [900 + ref for ref in GIVEN if ref != 3]
+    results, carried = ([1000 + one for one in those] for those in (program.results, program.carried))
+    pairs = [[one, 3] for one in carried]
+    return [RECORD, 1, 0, [streamed(program, 1000)], formals, results, [3], pairs]
+
+
+def a_rank(number: int) -> tuple[Rank, TeamOnRank]:
+    outside: Any = SimpleNamespace(leave=lambda *_, **__: None, reply=lambda *_: None)
+    rank, team = Rank("procs", Extent(gpus=2), number, CPU, outside), TeamOnRank(1, Extent(gpus=2), [0], [], 0, 0)
+    engine_of(rank)
+    return rank, team
+
+
+WAYS = ("strides", "twice", "one memory", "poison", "index", "layout", "dtype", "gone")
+
+
+def inputs(way: str, number: int) -> dict[int, Any]:
+    generator = torch.Generator().manual_seed(number)
+    found = {ref: torch.randn(shape, generator=generator, dtype=torch.float64) for ref, shape in GIVEN.items()}
+    found[5] = torch.tensor([1, 99 if way == "index" else number % 4, 0, 2])
+    if way == "strides":
+        found[1] = found[1].t()
+    elif way == "dtype":
+        found[3] = found[3].float()
+    return found
+
+
+def give(rank: Rank, team: TeamOnRank, mesh: Any, cuts: Sequence[Any], way: str, number: int) -> None:
+    """Give a rank the inputs of a program, global ones if there is a mesh."""
+    for ref, whole in inputs(way, number).items():
+        placement = cuts[2 if ref == 2 and way == "layout" else ref - 1]
+        if mesh is None:
+            rank.values[ref] = whole
+            continue
+        box = box_by_placements(whole.size(), mesh, [placement])
+        spots = tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.size, strict=True))
+        part = whole[spots].clone()
+        if placement.is_partial():
+            part *= [0.75, 0.25][rank.number]
+        like = torch.empty_strided(whole.size(), whole.stride(), device="meta")
+        rank.values[ref] = assemble(part, mesh, [placement], like)
+    if way == "twice":
+        rank.values[2] = rank.values[1]
+    elif way == "one memory":
+        alias = torch.ops.aten.detach.default
+        one = rank.values[1]
+        named = operator_on_globals("aten::detach", alias)
+        rank.values[2] = alias(one) if mesh is None else named.function(rank, team, one)
+    elif way == "poison":
+        rank.values[3] = Poison(1, 0, "given", ValueError("given"))
+    elif way == "gone":  # a recording has it
+        rank.values.pop(3)
+
+
+def poisons(values: dict[int, Any]) -> dict[int, Any]:
+    return {
+        ref: (one.number, one.what, type(one.error), str(one.error).split("\n")[0], one.kept is None)
+        for ref, one in values.items()
+        if type(one) is Poison
+    }
+
+
+def together(values: dict[int, Any], key: Any) -> list[list[int]]:
+    """Return the refs of tensors that have something in common."""
+    found: dict[Any, list[int]] = {}
+    for ref, one in sorted(values.items()):
+        if isinstance(one, torch.Tensor):
+            found.setdefault(key(one), []).append(ref)
+    return list(found.values())
+
+
+def bits(value: Any) -> Any:
+    return local_of(value).contiguous().reshape(-1).view(torch.uint8)
+
+
+def fresh(rank: Rank) -> None:
+    views = copied_views(rank)
+    for ref in sorted(rank.values):
+        if isinstance(rank.values[ref], torch.Tensor):
+            views.refresh(rank.values[ref])
+
+
+def assert_alike(rank: Rank, rules: Rank) -> None:
+    """Require equal tensors in equal layouts, which share what they share."""
+    mine, theirs = rank.values, rules.values
+    assert mine.keys() == theirs.keys()
+    assert poisons(mine) == poisons(theirs)
+    assert together(mine, id) == together(theirs, id)
+    assert together(mine, memory_of) == together(theirs, memory_of)
+    for ref, one in mine.items():
+        other = theirs[ref]
+        if isinstance(one, torch.Tensor):
+            assert one._spec == other._spec, ref
+            assert local_of(one).stride() == local_of(other).stride(), ref
+            assert local_of(one).dtype is local_of(other).dtype, ref
+            assert torch.equal(bits(one), bits(other)), ref
+            assert engine_of(rank).sums.is_shared(one) == engine_of(rules).sums.is_shared(other), ref
+    counts, others = engine_of(rank).counts, engine_of(rules).counts
+    assert (counts.all, counts.fallbacks) == (others.all, others.fallbacks)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return a whole tensor of its parts on both ranks."""
+    [placement], (one, other) = parts[0].placements, map(local_of, parts)
+    if placement.is_shard():
+        return torch.cat([one, other], placement.dim)
+    if placement.is_partial():
+        return one + other
+    torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
+    return one
+
+
+def assert_plain(ranks: Sequence[Rank], plain: Rank) -> None:
+    """Require the values that plain tensors have after the same commands.
+
+    Torch refuses to write to memory that it reads, which copies of views on the ranks need not be.
+    """
+    for one in plain.values.values():
+        if type(one) is Poison and "some elements of the input tensor" in str(one.error):
+            return
+    for ref, one in plain.values.items():
+        found = [rank.values[ref] for rank in ranks]
+        assert [type(it) is Poison for it in found] == [type(one) is Poison] * 2, (ref, one, found)
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(joined(found), one, equal_nan=True)
+
+
+def run(
+    reader: Any, program: Drawn, cuts: Sequence[Any], ways: Sequence[str], number: int, mesh: Any
+) -> Iterator[tuple[Rank, TeamOnRank]]:
+    """Run a program on a rank once for each way in which its inputs may differ; yield the rank after each."""
+    reader.read(definitions(are_global=mesh is not None), [])
+    rank, team = a_rank(number)
+    for at, way in enumerate(ways):
+        if not program.is_recorded:
+            rank.values.clear()
+        give(rank, team, mesh, cuts, way, at)
+        stream = streamed(program, 1000 + 100 * at)
+        if program.is_recorded:
+            stream = [] if at else recording(program)
+            stream += [REPLAY, 1, 0, 2000 + 100 * at, [ref for ref in GIVEN if ref != 3], 0]
+        for step in reader.read(stream, []):
+            step.execute(rank, team)
+        if mesh is not None:
+            fresh(rank)
+        yield rank, team
+
+
+@attrs.define
+class Alone:
+    """What ran since `clear`: commands one by one, by their rank and name, and operators by the rules, by their rank's."""
+
+    commands: list[tuple[Rank, str]] = attrs.field(factory=list)
+    by_rules: list[RuleEngine] = attrs.field(factory=list)
+
+    def clear(self) -> None:
+        self.commands.clear()
+        self.by_rules.clear()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Alone:
+    counts, execute, run_by_rules = Alone(), Rank.execute, RuleEngine.run
+
+    def counted(rank: Rank, team: TeamOnRank, command: Any) -> None:
+        counts.commands.append((rank, command.signature.name))
+        execute(rank, team, command)
+
+    def counted_run(engine: RuleEngine, *args: Any) -> Any:
+        counts.by_rules.append(engine)
+        return run_by_rules(engine, *args)
+
+    monkeypatch.setattr(Rank, "execute", counted)
+    monkeypatch.setattr(RuleEngine, "run", counted_run)
+    return counts
+
+
+def assert_learnt(rank: Rank, alone: Alone, *, are_sequences: bool) -> None:
+    """Require that a program that has run before has hardly needed the rules."""
+    if has_copied_views(rank) or Poison in map(type, rank.values.values()):
+        return
+    if are_sequences:
+        assert {name for one, name in alone.commands if one is rank} <= {"aten::unique_consecutive"}
+    else:
+        assert alone.by_rules.count(engine_of(rank)) < len(alone.by_rules) / 4
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_sequences_on_global_tensors_leave_what_their_commands_leave(
+    meshes: Any, seed: int, monkeypatch: pytest.MonkeyPatch, alone: Alone
+) -> None:
+    """Of other strides, one tensor twice, two of one memory, other data, a poisoned input: as each command alone."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    rng = random.Random(seed)
+    program = drawn(rng)
+    are_sequences = seed % 4 > 0  # or single operators
+    cuts = [rng.choice([Replicate(), Shard(0), Shard(1), Partial()]) for _ in range(3)]
+    cuts += [rng.choice([Replicate(), Shard(0), Partial()]), Replicate()]
+    ways = ["", "", "", *rng.sample(WAYS[: 8 if program.is_recorded else 7], 4), ""]
+
+    def learning(number: int, mesh: Any) -> Iterator[tuple[Rank, TeamOnRank]]:
+        reader: Any = CommandReader(CPU, attrs.evolve(KERNELS, local_replay=no_replay))
+        if are_sequences:
+            reader = SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence)
+        return run(reader, program, cuts, ways, number, mesh)
+
+    def ruled(number: int, mesh: Any) -> Iterator[tuple[Rank, TeamOnRank]]:
+        return run(CommandReader(CPU, UNLEARNT), program, cuts, ways, number, mesh)
+
+    pairs = [(learning(number, mesh), ruled(number, mesh)) for number, mesh in enumerate(meshes)]
+    plain = ruled(0, None)
+    ended: list[Any] = [None, None]
+
+    def both(number: int) -> None:
+        (mine, counts), (rules, others) = map(next, pairs[number])
+        assert (counts.done, counts.steps, counts.failed) == (others.done, others.steps, others.failed)
+        assert_alike(mine, rules)
+        ended[number] = mine
+
+    for _ in ways:
+        alone.clear()
+        on_each(both)
+        assert_plain(ended, next(plain)[0])
+    for rank in ended:
+        assert_learnt(rank, alone, are_sequences=are_sequences)
