@@ -57,6 +57,24 @@ def test_running_job_lives_and_a_forgotten_one_does_not() -> None:
     assert job_state(several).state == "NODE_FAIL"
 
 
+def test_job_with_components_is_as_the_first_that_has_ended() -> None:
+    one, other = (JOB.format(state=state, why="None") for state in ("SUSPENDED", "RUNNING"))
+    assert job_state(one + other).state == "SUSPENDED"
+    one, other = (JOB.format(state=state, why="None") for state in ("TIMEOUT", "NODE_FAIL"))
+    assert job_state("no record\n" + one + other).state == "TIMEOUT"
+    timed = job_state("JobId=1 JobState=RUNNING Reason=None RunTime=00:05:00 TimeLimit=1-00:00:01 JobState=TIMEOUT")
+    assert (timed.state, timed.run_seconds, timed.limit_seconds) == ("RUNNING", 300.0, 86_401.0)
+
+
+def test_reasons_that_say_nothing_are_left_out() -> None:
+    for why in ("", "None", "(null)", "N/A", "Unknown"):
+        assert job_state(f"JobState=TIMEOUT Reason={why}").text == "Slurm says that the job is TIMEOUT"
+        assert node_words(f"State=DOWN Reason={why} [root@x]") == "DOWN"
+    assert node_words("NodeName=n2 State=IDLE\n   Reason=gone away Comment=x") == "IDLE (gone away)"
+    assert node_address("NodeName=n1 NodeHostName=vm") == "vm"
+    assert last_words(["scontrol: fatal: no", "salloc: is", " ", "job srun: error"]) == "no; is; job srun: error"
+
+
 def test_records_and_lines_are_read() -> None:
     assert fields_of(JOB.format(state="RUNNING", why="None"))["NodeList"] == "n[1-2]"
     assert node_address(NODE) == "127.0.0.1"
@@ -109,6 +127,55 @@ def test_json_of_each_version_has_times_and_queues(version: str) -> None:
     assert queued.text(2) == (
         "Slurm job 7 is PENDING (Priority), 2 jobs ahead of it in h100, to start at 1970-01-01T00:16:40Z"
     )
+
+
+def one_job(**fields: object) -> str:
+    return msgspec.json.encode({"jobs": [{"job_state": "RUNNING", **fields}]}).decode()
+
+
+@rows(
+    ("limit", "seconds"),
+    [
+        (0, None),
+        (1, 60.0),
+        (True, None),
+        ("5", None),
+        ({"set": True, "infinite": False, "number": 2}, 120.0),
+        ({"set": True, "infinite": True, "number": 2}, None),
+        ({"set": False, "infinite": False, "number": 2}, None),
+        ({"number": 2}, None),
+    ],
+)
+def test_numbers_in_json_may_be_tables(limit: object, seconds: float | None) -> None:
+    assert job_state(one_job(time_limit=limit)).limit_seconds == seconds
+
+
+def test_run_time_of_json_is_counted_from_its_start() -> None:
+    started = one_job(start_time=1000)
+    assert job_state(started).run_seconds is None
+    assert job_state(started, now=1010.0).run_seconds == 10.0
+    assert job_state(started, now=990.0).run_seconds == 0.0
+    assert job_state(one_job(start_time=0), now=990.0).run_seconds is None
+    assert job_state("\n" + started).state == "RUNNING"
+
+
+def test_queue_of_json_leaves_out_what_is_missing() -> None:
+    queued = queued_job(one_job(job_id=3, partition=4))
+    assert queued is not None
+    assert (queued.number, queued.partition, queued.why, queued.start) == ("3", "", "", "")
+    for start in (-5, 253_370_764_800, 300_000_000_000):  # the year 9999 stands for no time
+        queued = queued_job(one_job(start_time=start))
+        assert queued is not None
+        assert (queued.number, queued.start) == ("0", "")
+    assert queued_job('{"jobs": []}') is None
+    assert queued_job("a|line|of|something\n6|p|PENDING|None|2026-01-01T00:00:00\n") is not None
+
+
+def test_nodes_of_json_have_each_state_once() -> None:
+    mixed = '{"nodes": [{"state": ["down", "DRAIN", 3], "state_flags": ["DRAIN", "POWER"], "reason": "None"}, {}]}'
+    assert node_words(mixed) == "DOWN+DRAIN+POWER"
+    assert node_words('{"nodes": [{"state_flags": ["DRAIN"], "reason": 3}]}') == "DRAIN"
+    assert node_words('{"nodes": [{"reason": "gone"}]}') == ""
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"jobs": 3}', '{"jobs": [3]}', '{"jobs": [{"job_state": {"a": 1}}]}'])

@@ -71,6 +71,11 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/conformance/test_observe.py",
         "tests/conformance/test_stalls.py",
     ),
+    "src/trimesh/jobs/addresses.py": ("tests/jobs/test_addresses.py", "tests/jobs/test_join_words.py"),
+    "src/trimesh/jobs/identity.py": ("tests/jobs/identity", "tests/jobs/test_own_pki.py", "tests/jobs/test_door.py"),
+    "src/trimesh/jobs/job_file.py": ("tests/jobs/test_job_file.py",),
+    "src/trimesh/jobs/packages.py": ("tests/jobs/packages",),
+    "src/trimesh/jobs/slurm_output.py": ("tests/jobs/test_slurm_words.py",),
     "src/trimesh/rdma/publications": (
         "tests/rdma/test_board.py",
         "tests/rdma/test_layout.py",

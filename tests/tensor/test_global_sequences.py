@@ -399,7 +399,7 @@ def run(
 
 @attrs.define
 class Alone:
-    """What ran since `clear`: commands one by one, by their rank and name, and operators by the rules, by their rank's."""
+    """What ran since `clear`: commands one by one, with their rank, and operators by the rules, with their engine."""
 
     commands: list[tuple[Rank, str]] = attrs.field(factory=list)
     by_rules: list[RuleEngine] = attrs.field(factory=list)
