@@ -80,6 +80,22 @@ def test_default_is_what_the_file_the_environment_or_the_command_says(folder: Pa
     assert run(str(script), TRIMESH_CONFIG="").stdout == f"{jobs.LocalJob(1)} []\n"
 
 
+def test_default_follows_its_setting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H17."""
+    assert jobs.default() == jobs.LocalJob(2)
+    monkeypatch.setenv("TRIMESH_JOB", "big")
+    assert jobs.default() == jobs.named_job("big")
+    monkeypatch.setenv("TRIMESH_JOB", "kept:night")
+    assert repr(jobs.default()) == repr(jobs.attach("night"))
+    assert "night" in repr(jobs.default())
+    monkeypatch.setenv("TRIMESH_CONFIG", "")
+    monkeypatch.setenv("TRIMESH_JOB", "big")
+    with pytest.raises(ConfigError, match=r"^a file trimesh.toml must have a table \[jobs.big\]"):
+        jobs.default()
+    monkeypatch.setenv("TRIMESH_JOB", "")
+    assert jobs.default() == jobs.LocalJob(1)
+
+
 @pytest.mark.daily
 @pytest.mark.real
 @pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
@@ -107,6 +123,7 @@ def test_script_runs_on_the_hosts_of_its_job(folder: Path) -> None:
         ("[jobs]\nx = 3", r"jobs must hold a table for each job, \[jobs.NAME\]"),
         ("[jobs.x]\nhosts = 2", "jobs.x.kind must be one of local, ssh, slurm, kubernetes, got None"),
         ("[jobs.x]\nkind = 'cloud'\nhosts = 2", "got 'cloud'"),
+        ("[jobs.x]\nkind = ['local']\nhosts = 2", r"got \['local'\]"),
         ("[jobs.x]\nkind = 'local'", "jobs.x.hosts must be given: the names of the hosts, or how many"),
         ("[jobs.x]\nkind = 'local'\nhosts = 2\ngpus = 8", "jobs.x.gpus is no field of LocalJob: there are apart"),
         ("[jobs.x]\nkind = 'slurm'\nhosts = 2\ngpus = '8'", "jobs.x.gpus has the wrong type: Expected `int | null`"),

@@ -104,9 +104,14 @@ async def test_purpose_may_have_all_bytes_of_its_limit(ends: tuple[End, End], al
     assert far.fileno() == -1
     opened = await ends[1].wait(OpenedChannel)
     assert (opened.session, opened.channel, opened.purpose) == (ends[1].session, number, purpose)
-    ends[1].session.refuse_channel(number)
-    assert await near.receive_some() == b""
+    other, far = trio_pair()
+    ends[1].session.accept_channel(number, far)
+    assert far.fileno() == -1
+    await near.send_all(b"seven b")
+    assert await receive_exactly(other, 7) == b"seven b"
     await near.aclose()
+    assert await other.receive_some() == b""
+    await other.aclose()
 
 
 async def test_limits_are_named_with_what_came(ends: tuple[End, End]) -> None:

@@ -270,7 +270,6 @@ class NativeRelay:
         elif event.kind == lib.TM_RELAY_ENDED:
             self._on_event(ChannelEnded(session, event.channel))
         elif event.kind == lib.TM_RELAY_DOWN:
-            session.is_connected = False
             session.abort()
             self._on_event(SessionDown(session, _ENDINGS[event.number], said.decode(errors="replace")))
         elif event.number != session.connections:
@@ -328,7 +327,7 @@ class NativeSession:
         self._relay = relay
         self._handle = handle
         self._is_over = False
-        self._last = Statistics(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self._last: Statistics  # set when it is over
 
     def __repr__(self) -> str:
         return f"<session with {self.peer:x}>"
