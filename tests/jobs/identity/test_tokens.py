@@ -86,3 +86,56 @@ def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
         JoinToken.parse(text)
 
     assert "secret!" not in str(caught.value)
+
+
+def again(tokens: TokenLedger, token: JoinToken, incarnation: ProcId, *, secret: bytes | None = None) -> bool:
+    proof = proof_of(token.secret if secret is None else secret, EXPORTER, token.mesh, incarnation)
+    return tokens.is_again(token.number, proof, exporter=EXPORTER, incarnation=incarnation)
+
+
+def test_spent_token_is_proven_again_by_its_host_until_that_is_forgotten() -> None:
+    """A door of a user's own certificates asks for it on both connections (TK-4)."""
+    tokens = TokenLedger(PIN, keeps_spent=True)
+    token, other = tokens.issue(0.0), tokens.issue(0.0)
+    assert not again(tokens, token, HOST)
+    assert redeem(tokens, token)
+    assert again(tokens, token, HOST)
+    assert again(tokens, token, HOST)
+    assert not again(tokens, token, HOST, secret=other.secret)
+    assert not again(tokens, token, ProcId(8))
+    renumbered = JoinToken(other.number, token.secret, PIN)
+    assert not again(tokens, renumbered, HOST)
+    unknown = JoinToken(token.number, bytes(32), PIN)
+    assert not again(tokens, unknown, ProcId(8))
+    tokens.forget(ProcId(8))
+    assert again(tokens, token, HOST)
+    tokens.forget(HOST)
+    assert not again(tokens, token, HOST)
+
+
+def test_spent_token_is_not_kept_where_certificates_are_enough(tokens: TokenLedger) -> None:
+    token = tokens.issue(0.0)
+    assert redeem(tokens, token)
+    assert not again(tokens, token, HOST)
+
+
+def test_door_knows_why_a_token_was_refused(tokens: TokenLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, old, unused = tokens.issue(0.0), tokens.issue(0.0), tokens.issue(limits.JOIN_TOKEN_SECONDS)
+    assert (len(tokens), old.number in tokens, unused.number in tokens) == (1, False, True)
+    assert tokens.why_refused(old.number).startswith("it is older than limits.JOIN_TOKEN_SECONDS (300 s)")
+    assert "its proof is wrong" in tokens.why_refused(unused.number)
+    assert redeem(tokens, unused, now=limits.JOIN_TOKEN_SECONDS)
+    assert "a host has joined by it" in tokens.why_refused(unused.number)
+    assert tokens.why_refused(b"x") == "it is not of this door"
+    monkeypatch.setattr(limits, "JOIN_TOKENS_MAX", 3)
+    late = tokens.issue(limits.JOIN_TOKEN_SECONDS)
+    assert redeem(tokens, late, now=limits.JOIN_TOKEN_SECONDS)
+    assert tokens.why_refused(used.number) == "it is not of this door"  # the oldest reason is dropped
+    assert tokens.why_refused(old.number).startswith("it is older")
+    assert "has joined" in tokens.why_refused(late.number)
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_pin_is_a_digest(size: int) -> None:
+    with pytest.raises(ValueError, match=f"a pin must have 32 bytes, got {size}"):
+        TokenLedger(bytes(size))
