@@ -109,11 +109,11 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return slot
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if FakeTensor in types:  # only metadata is computed
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):
             return NotImplemented  # its parts are dispatched here next
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.is_lost:
             try:

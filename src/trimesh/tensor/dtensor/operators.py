@@ -198,7 +198,8 @@ class LearntOperator:
         self, key: tuple[int, ...], described: Signature, operands: Sequence[Any], rank: Rank, team: TeamOnRank
     ) -> Any:
         """Run one command by the rules, and cache its dispatch."""
-        leaves = [operands[place] for place in self._tensors or ()]
+        assert self._tensors is not None, "they were found before"
+        leaves = [operands[place] for place in self._tensors]
         specs = [one._spec for one in leaves]
         given: list[Any] = []
 
