@@ -57,6 +57,7 @@ class Operation:
     makes: Sequence[tuple[int, ...]] = ()
     writes: Sequence[int] = ()
     plain: str = ""
+    numbers: Sequence[Any] = (0.5, 2.0, -1)
 
 
 OPERATIONS = (
@@ -71,8 +72,9 @@ OPERATIONS = (
     Operation("aten::select.int", [SLOT, 1, 2], [MATRIX], [ROW]),
     Operation("aten::split.Tensor", [SLOT, 2], [MATRIX], [HALF, HALF]),
     Operation("aten::cat", [[SLOT, SLOT]], [HALF, HALF], [MATRIX]),
-    Operation("aten::sum.dim_IntList", [SLOT, [0]], [MATRIX], [ROW]),
-    Operation("aten::sum.dim_IntList", [SLOT, [1]], [MATRIX], [ROW]),
+    Operation("aten::sum.dim_IntList", [SLOT, [NUMBER_SLOT]], [MATRIX], [ROW], numbers=(0, 1)),
+    Operation("aten::select.int", [SLOT, NUMBER_SLOT, 1], [MATRIX], [ROW], numbers=(0, 1)),
+    Operation("aten::add.Tensor", [SLOT, NUMBER_SLOT], [ROW], [ROW]),
     Operation("aten::unfold", [SLOT, 0, 2, 1], [ROW], [WINDOW]),
     Operation("aten::fill_.Scalar", [SLOT, NUMBER_SLOT], [WINDOW], writes=[0]),
     Operation("aten::sum", [SLOT], [WINDOW], [()]),
@@ -212,6 +214,10 @@ class Drawn:
     carried: list[int] = attrs.field(factory=list)
 
 
+def flat(args: Sequence[Any]) -> list[Any]:
+    return [one for each in args for one in (each if isinstance(each, list) else [each])]
+
+
 def drawn(rng: random.Random) -> Drawn:
     program = Drawn(rng.random() < 0.5)
     alive = {(True, ref): shape for ref, shape in GIVEN.items()}
@@ -230,7 +236,7 @@ def drawn(rng: random.Random) -> Drawn:
         places = [[one for one, shape in alive.items() if shape == wanted][-3:] for wanted in operation.takes]
         if not all(places):
             continue
-        numbers = [rng.choice([0.5, 2.0, -1])] if NUMBER_SLOT in operation.args else []
+        numbers = [rng.choice(operation.numbers)] if NUMBER_SLOT in flat(operation.args) else []
         program.commands.append((code + 16, made, [rng.choice(those) for those in places], numbers))
         alive |= {(False, made + index): shape for index, shape in enumerate(operation.makes)}
         made += len(operation.makes)
@@ -481,6 +487,9 @@ VIEWS = {
         *("select.int 0 A", "expand 0 a", "mul_.Tensor 0 a 2", "sigmoid 0 b", "add_.Tensor 0 B b", "sigmoid 0 A"),
         *("add_.Tensor 0 A B", "mm 0 b B"),
     ),
+    "elements that overlap alone": listed(
+        *("unfold 0 D", "fill_.Scalar 0 a 3", "sum 0 a", "mul_.Tensor 0 D 2", "sum 0 a", "unfold 0 D", "sum 0 d")
+    ),
     "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
     "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
 }
@@ -493,7 +502,7 @@ def test_views_that_are_copies_are_views(meshes: Any, name: str, monkeypatch: py
 
     monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
     for cut in (Shard(0), Shard(1), Replicate()):
-        cuts = [cut, Shard(0), Replicate(), Replicate(), Replicate()]
+        cuts = [cut, Shard(0), Replicate(), Shard(0) if cut == Shard(0) else Replicate(), Replicate()]
         readers: list[Any] = [CommandReader(CPU, UNLEARNT) for _ in range(3)]
         readers[:2] = [SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence) for _ in range(2)]
         mine = [

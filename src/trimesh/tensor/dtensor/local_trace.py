@@ -93,9 +93,8 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self._first = self.count
 
     def lose(self) -> None:
-        """Discard the noted calls and results of the command."""
+        """Note no more calls of the command, use none of them, and drop the slots of its results."""
         self.is_lost = True
-        self.calls = []
         for part, slot in list(self.slots.items()):
             if slot >= self._first:
                 del self.slots[part]
