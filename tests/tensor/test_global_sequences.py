@@ -463,7 +463,8 @@ def listed(*lines: str) -> Drawn:
         name, place, *words = line.split()
         code = [at for at, one in enumerate(OPERATIONS) if one.name == f"aten::{name}"][int(place)]
         refs = [(one.isupper(), ord(one.lower()) - ord("a") + one.isupper()) for one in words if one.isalpha()]
-        program.commands.append((code + 16, made, refs, [float(one) for one in words if not one.isalpha()]))
+        numbers = [float(one) if "." in one else int(one) for one in words if not one.isalpha()]
+        program.commands.append((code + 16, made, refs, numbers))
         made += len(OPERATIONS[code].makes)
     return program
 
@@ -518,6 +519,28 @@ def test_views_that_are_copies_are_views(meshes: Any, name: str, monkeypatch: py
 
             on_each(step)
             assert_plain(ended, next(plain)[0], may_differ=False)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_what_has_run_before_runs_no_command_by_itself(
+    meshes: Any, monkeypatch: pytest.MonkeyPatch, alone: Alone, is_recorded: bool
+) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    program = listed("mul.Tensor 0 A 2", "mm 0 a B", "sum.dim_IntList 0 b 0", "add.Tensor 1 b c", "sigmoid 0 d")
+    program.is_recorded, program.results = is_recorded, [4]
+    cuts = [Shard(0), Replicate(), Replicate(), Replicate(), Replicate()]
+    commands: list[int] = []
+    ranks = [
+        run(SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence), program, cuts, [""] * 4, at, mesh)
+        for at, mesh in enumerate(meshes)
+    ]
+    for _ in range(4):
+        alone.clear()
+        on_each(lambda number: next(ranks[number]))
+        commands.append(len(alone.commands))
+    assert commands == ([10, 0, 0, 0] if is_recorded else [10, 10, 0, 0])
 
 
 def test_tensors_overlap_in_part_where_torch_refuses_them() -> None:
