@@ -103,7 +103,7 @@ async def test_versions_are_whole_while_anybody_is_killed(mesh, chaos):
     generators = await mesh.slice(gpus=slice(1, 1 + READERS)).spawn("generators", Generator)
     each = [generators.slice(gpus=index) for index in range(READERS)]
 
-    plan = chaos.plan(kill=1, delay=0.5, transfer=1, every=(0.1, 1), max_down=2)
+    plan = chaos.plan(kill=1, delay=0.5, transfer=2, every=(0.1, 1), max_down=2)
     async with chaos.safety(plan, duration=6), trio.open_nursery() as nursery:
         nursery.start_soon(publish_on, trainer, chaos.draw("publishing"))
         for index, generator in enumerate(each):
