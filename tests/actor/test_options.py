@@ -112,3 +112,16 @@ def test_errors_of_all_attempts_are_context():
     assert "attempt 3" in note
     assert "ProcDied: first; ProcDied: second" in note
     assert not hasattr(with_earlier(ValueError(), []), "__notes__")
+
+
+def test_errors_that_end_several_attempts_are_linked_once():
+    """C6: members whose deaths are known fail further attempts with the same error; earlier calls have linked some."""
+    first, second, last = ValueError("first"), KeyError("second"), LookupError("last")
+    with_earlier(second, [first])  # of another call
+    assert with_earlier(first, [second]) is first
+    assert (first.__context__, second.__context__) == (second, None)
+
+    assert with_earlier(last, [first, second, first]) is last
+    assert (last.__context__, first.__context__, second.__context__) == (first, second, None)
+    assert with_earlier(first, [second, first, second]) is first
+    assert (first.__context__, second.__context__) == (second, None)

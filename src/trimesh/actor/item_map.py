@@ -15,6 +15,7 @@ from collections.abc import (
     Collection,
     Generator,
     Iterable,
+    Iterator,
     Sequence,
     Sized,
 )
@@ -480,17 +481,26 @@ class ItemMap(Results[tuple[int, R]]):
 
 def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
     """Return the error of the last attempt, with earlier ones as its context, the latest first, and in a note."""
-    link: BaseException = error
+    chain = list(_contexts(error))
     for previous in reversed(earlier):
-        while link is not previous and (context := context_of(link)) is not None:
-            link = context
-        if link is not previous:
-            set_context(link, previous)
-            link = previous
+        more = list(_contexts(previous, chain))  # none if it is linked already: several attempts may meet one death
+        if more:
+            set_context(chain[-1], previous)
+            set_context(more[-1], None)  # its own contexts may lead back here
+            chain += more
     if earlier:
         attempts = "; ".join(f"{type(one).__name__}: {text_of(one)}" for one in earlier)
         add_note(error, f"raised by attempt {len(earlier) + 1}; earlier attempts: {attempts}")
     return error
+
+
+def _contexts(error: BaseException | None, known: Sequence[BaseException] = ()) -> Iterator[BaseException]:
+    """Yield an error and its contexts, up to one that is known or comes again."""
+    seen = set(map(id, known))
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = context_of(error)
 
 
 # ---- verbs with `options(retry=...)`: each attempt is a new call -----------------------------------------------------
