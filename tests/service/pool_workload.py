@@ -320,6 +320,15 @@ class Caller:
                 self.ledger.breach("PW-7", f"the session of request {number} was at {ranks}")
 
 
+async def grow(pool: Any) -> None:
+    """Take all replicas again; growth is all or nothing (P6), so it fails with a process that dies meanwhile."""
+    while True:
+        try:
+            return await pool.resize(REPLICAS)
+        except* trimesh.ProcDied:
+            await trio.sleep(0.1)
+
+
 async def disturb(pool: Any, chaos: Any, ledger: Ledger) -> None:
     """Pause, roll, resize and cancel groups, one after the other."""
     for step in chaos.steps(range(7), "disturber"):
@@ -339,7 +348,7 @@ async def disturb(pool: Any, chaos: Any, ledger: Ledger) -> None:
             case "resize":
                 await pool.resize(dice.choice([1, 2]))
                 await trio.sleep(dice.uniform(0, 2))
-                await pool.resize(REPLICAS)
+                await grow(pool)
             case "cancel":
                 group = dice.choice(["red", "blue"])
                 members = ledger.groups.get(group, set())

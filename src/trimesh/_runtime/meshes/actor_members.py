@@ -460,7 +460,8 @@ class ActorMembers:
                 over.set()
         if scope.cancelled_caught:
             return
-        raise_errors(results, f"{self.info.name} could not be restarted", self.info.name)
+        done = "restarted" if kind is Restarted else "started"
+        raise_errors(results, f"{self.info.name} could not be {done}", self.info.name)
         for rank, known in zip(ranks, before, strict=True):
             if self.membership.news[rank] != known:
                 continue  # the member or its process was given up meanwhile, or it is remade in the next process
