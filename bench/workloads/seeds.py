@@ -1,7 +1,7 @@
 """A simulated test as a user runs it: the first one, from the command to the verdict, and then seeds a second.
 
-Four actors pass numbers in a ring while chaos kills, stops and delays them. Both figures are processor time of pytest,
-without other plugins; seeds are those of a long run less those of a short one.
+Four actors pass numbers in a ring while chaos kills, stops and delays them. Both figures are processor time of pytest;
+seeds are those of a long run less those of a short one.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ import time
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any
 
 import pytest
 import trio
 from tests.aio.loops import Attempt, Test
+from tests.noted_blocks import Block, cancellable, nothing, seconds_left
 
 import trimesh
 from trimesh import limits
@@ -25,47 +25,6 @@ from trimesh.aio import fail_after, move_on_after, trio_run
 Run = Callable[[Test], None]
 
 LONG_SECONDS = 1_000.0
-
-
-class Block:
-    """Notes when it is entered and left, and by which error; can suppress that, or raise another."""
-
-    def __init__(
-        self, name: str, notes: list[Any], *, suppresses: bool = False, fails: Exception | None = None
-    ) -> None:
-        self._name, self._notes, self._suppresses, self._fails = name, notes, suppresses, fails
-
-    async def __aenter__(self) -> str:
-        await trio.lowlevel.checkpoint()
-        self._task = trio.lowlevel.current_task()
-        self._notes.append(f"enter {self._name}")
-        return self._name
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        assert trio.lowlevel.current_task() is self._task
-        self._notes.append(f"leave {self._name}" + f" by {type(error).__name__}" * (error is not None))
-        with trio.CancelScope(shield=True):
-            await trio.lowlevel.checkpoint()
-        if self._fails is not None:
-            raise self._fails
-        return self._suppresses
-
-
-async def nothing() -> int:
-    await trio.lowlevel.checkpoint()
-    return 7
-
-
-async def seconds_left() -> float:
-    return trio.current_effective_deadline() - trio.current_time()
-
-
-@asynccontextmanager
-async def cancellable() -> AsyncGenerator[trio.CancelScope, None]:
-    with trio.CancelScope() as scope:
-        yield scope
 
 
 async def work_until(done: trio.Event, notes: list[Any], outcome: Any = "value") -> Any:

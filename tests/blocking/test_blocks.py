@@ -9,12 +9,12 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import pytest
 import trio
 from tests.blocking.test_lifetime import in_child, trio_threads
+from tests.noted_blocks import Block, cancellable, nothing, seconds_left
 from tests.patience import HANG_SECONDS
 
 import trimesh.blocking as tb
@@ -24,50 +24,11 @@ from trimesh.blocking.work import Body, Each, body_of, submit, wait, wait_now
 from trimesh.errors import TrimeshInternalError
 
 
-class Block:
-    """Notes when it is entered and left, and by which error; can suppress that, or raise another."""
-
-    def __init__(
-        self, name: str, notes: list[Any], *, suppresses: bool = False, fails: Exception | None = None
-    ) -> None:
-        self._name, self._notes, self._suppresses, self._fails = name, notes, suppresses, fails
-
-    async def __aenter__(self) -> str:
-        await trio.lowlevel.checkpoint()
-        self._notes.append(f"enter {self._name}")
-        return self._name
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        await trio.lowlevel.checkpoint()
-        assert (kind, traceback is None) == (None if error is None else type(error), error is None)
-        self._notes.append(f"leave {self._name}" + f" by {type(error).__name__}" * (error is not None))
-        if self._fails is not None:
-            raise self._fails
-        return self._suppresses
-
-
 def kept(block: AbstractAsyncContextManager[Any], what: str, home: Body[Any] | None = None) -> Body[Any]:
     """Enter a block that stays open until `close`."""
     body = body_of(block, what, home)
     body.enter(keep=True)
     return body
-
-
-async def nothing() -> int:
-    await trio.lowlevel.checkpoint()
-    return 7
-
-
-async def seconds_left() -> float:
-    return trio.current_effective_deadline() - trio.current_time()
-
-
-@asynccontextmanager
-async def cancellable() -> AsyncGenerator[trio.CancelScope, None]:
-    with trio.CancelScope() as scope:
-        yield scope
 
 
 async def cut(scope: trio.CancelScope) -> None:
