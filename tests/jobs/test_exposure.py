@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=
 LISTENING = "0A"
 """State of a TCP socket in /proc/net/tcp."""
 
+Listening = Callable[[set[int]], list[str]]
 
-def listening(pids: set[int]) -> list[str]:
+
+def all_listening(pids: set[int]) -> list[str]:
     """Return the addresses and ports at which some processes listen for TCP, as the kernel writes them."""
     inodes = set[str]()
     for pid in pids:
@@ -46,9 +49,17 @@ def listening(pids: set[int]) -> list[str]:
     return found
 
 
-def ports(pids: set[int]) -> list[int]:
-    """Return the ports at which some processes listen."""
-    return [int(one.partition(":")[2], 16) for one in listening(pids)]
+@pytest.fixture
+def listening() -> Listening:
+    """`all_listening` without what this process listened at before the test: torch keeps some ports of other tests."""
+    earlier = set(all_listening({os.getpid()}))
+    return lambda pids: [one for one in all_listening(pids) if one not in earlier]
+
+
+def port_in(addresses: list[str]) -> int:
+    """Return the port of the only address."""
+    (address,) = addresses
+    return int(address.partition(":")[2], 16)
 
 
 def shown_of(pids: set[int]) -> bytes:
@@ -70,14 +81,16 @@ async def above(look: Any) -> set[int]:
 
 
 @pytest.mark.daily
-async def test_nothing_listens_on_one_host() -> None:
+async def test_nothing_listens_on_one_host(listening: Listening) -> None:
     """H1: neither the program, nor its spawner, nor a process of the mesh."""
     with trio.fail_after(HANG_SECONDS):
         async with this_host().spawn_procs({"gpus": 2}) as procs, procs.spawn("look", Look) as look:
             assert listening(await above(look) | {os.getpid()}) == []
 
 
-async def test_only_the_program_listens_while_a_job_is_open_and_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_program_listens_while_a_job_is_open_and_on_loopback(
+    monkeypatch: pytest.MonkeyPatch, listening: Listening
+) -> None:
     """H1: one port, at the address that the launcher names; agents and processes have none."""
     tokens = list[JoinToken]()
     issue = TokenLedger.issue
@@ -106,7 +119,7 @@ async def test_only_the_program_listens_while_a_job_is_open_and_on_loopback(monk
     assert listening({os.getpid()}) == []
 
 
-async def test_strangers_who_say_nothing_disturb_no_mesh_and_keep_no_host_out() -> None:
+async def test_strangers_who_say_nothing_disturb_no_mesh_and_keep_no_host_out(listening: Listening) -> None:
     """JD-1: three times as many connections as may be half open; calls go on, and another host joins."""
     with trio.fail_after(HANG_SECONDS):
         async with (
@@ -115,7 +128,7 @@ async def test_strangers_who_say_nothing_disturb_no_mesh_and_keep_no_host_out() 
             procs.spawn("look", Look) as look,
             AsyncExitStack() as strangers,
         ):
-            (port,) = ports({os.getpid()})
+            port = port_in(listening({os.getpid()}))
             for _ in range(3 * limits.TLS_HALF_OPEN_MAX):
                 stranger = await strangers.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
             await stranger.send_all(b"\x16")  # the beginning of a handshake
@@ -134,7 +147,9 @@ async def test_more_hosts_than_may_be_half_open_join_at_once(monkeypatch: pytest
 
 
 @pytest.mark.stress
-async def test_a_thousand_strangers_who_dribble_leave_calls_as_fast(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_thousand_strangers_who_dribble_leave_calls_as_fast(
+    capsys: pytest.CaptureFixture[str], listening: Listening
+) -> None:
     """JD-1: 1,000 connections, each with a byte of a handshake a second; the figures are printed."""
     strangers = str(Path(__file__).with_name("dribbling.py"))
     with trio.fail_after(HANG_SECONDS):
@@ -143,7 +158,7 @@ async def test_a_thousand_strangers_who_dribble_leave_calls_as_fast(capsys: pyte
             hosts.spawn_procs({}) as procs,
             procs.spawn("look", Look) as look,
         ):
-            (port,) = ports({os.getpid()})
+            port = port_in(listening({os.getpid()}))
             await latencies(look)
             before = await latencies(look)
             command = [sys.executable, strangers, str(port), "1000"]
