@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -108,6 +109,7 @@ TEXTS = {
     "gil": r"kill procs\[gpus=\d\]: hold_gil",
     "torch": r"torch procs\[gpus=\d\] \* nth=\d+: raises\(memory\)",
     "names": r"names procs\[gpus=\d\] \* nth=1: fails\(EAI_AGAIN\)",
+    "resources": r"resources procs\[gpus=\d\] nth=1: fails\((EMFILE|ENOSPC)\)",
 }
 RESTART = trimesh.Restart("one_for_one", intensity=1000, period=60)
 
@@ -128,11 +130,16 @@ class Noter(Reader):
         with suppress(ImportError):
             compute(10)
 
+    @endpoint
+    async def ask(self, other: Any, path: str) -> None:
+        await other.note.call_one(path)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_fault_is_caused(kind: str, tmp_path: Path):
-    """Of members that are not spared; processes are started anew where one is killed."""
+    """Of members that are not spared; processes are started anew, and linked to others, where one is killed."""
+    needs_new = ("spawn", "resources")
 
     async def body(chaos, fault_log):
         async with (
@@ -141,18 +148,19 @@ def test_each_kind_of_fault_is_caused(kind: str, tmp_path: Path):
         ):
             readers = await procs.spawn("readers", Noter)
             plan = chaos.plan(
-                **{"kill": float(kind == "spawn"), kind: 1.0}, every=(0.5, 2), spare=[procs.slice(gpus=1)]
+                **{"kill": float(kind in needs_new), kind: 1.0}, every=(0.5, 2), spare=[procs.slice(gpus=1)]
             )
             async with chaos.safety(plan, duration=15, of=procs):
                 while True:
                     await readers.read.call_settled(memory)
                     await readers.note.call_settled(str(tmp_path / "notes"))
+                    await readers.slice(gpus=0).ask.call_settled(readers.slice(gpus=2), str(tmp_path / "notes"))
                     await trio.sleep(0.2)
         said = [str(fired.fault) for fired in fault_log]
         assert not any(text.startswith(("kill", "loop", "clock")) and "gpus=1" in text for text in said)
         chaos.sometimes("caused", any(re.match(TEXTS[kind], text) for text in said))
 
-    run_simulated(item(body, 12 if kind == "spawn" else 4, ("caused",)))
+    run_simulated(item(body, 12 if kind in needs_new else 4, ("caused",)))
 
 
 @simulate(seeds=SEEDS, per_host={"gpus": 3})

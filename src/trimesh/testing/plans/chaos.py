@@ -28,7 +28,7 @@ from trimesh.testing.plans.link_faults import LinkFault, Partition
 from trimesh.testing.plans.name_faults import Lookup, NameFault
 from trimesh.testing.plans.plan import Planned, checked_series
 from trimesh.testing.plans.process_faults import ClockFault, Death, LoopLag, ProcessorFault
-from trimesh.testing.plans.system_faults import SpawnFault, TransferFault
+from trimesh.testing.plans.system_faults import ResourceFault, SpawnFault, TransferFault
 from trimesh.testing.plans.torch_faults import TorchFault
 
 T = TypeVar("T")
@@ -79,11 +79,15 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "gil": lambda one: Death(one.victim, f"hold_gil({one.seconds:.6f})"),
     "names": lambda one: NameFault(one.victim, "", Lookup(error="EAI_AGAIN")),
     "torch": lambda one: TorchFault(one.victim, "", 1 + int(OPERATORS * one.late / DELAY_SECONDS), failure="memory"),
+    "resources": lambda one: ResourceFault(one.victim, "EMFILE" if one.direction == "a_to_b" else "ENOSPC", times=ALWAYS),
 }
 """Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
 STAYS_UP: Final = frozenset(
-    ("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn", "disk", "drift", "names", "torch")
+    (
+        *("delay", "slow", "transfer", "duplicate", "reorder", "clock", "spawn"),
+        *("disk", "drift", "names", "torch", "resources"),
+    )
 )
 """Kinds under which a member counts as up: `max_down` does not limit them."""
 
@@ -166,6 +170,7 @@ class Weights(TypedDict, total=False):
         gil: Keeps all of its Python from running, as a long collection of garbage does.
         names: Lets lookups of names of hosts fail there, for now (`EAI_AGAIN`).
         torch: Lets an operator of torch that it runs fail for lack of memory.
+        resources: Lets the system refuse it descriptors or shared memory, for new links.
     """
 
     kill: float
@@ -186,6 +191,7 @@ class Weights(TypedDict, total=False):
     gil: float
     names: float
     torch: float
+    resources: float
 
 
 Nemesis = Callable[[float], Awaitable[None]]
