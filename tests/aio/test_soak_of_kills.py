@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SECONDS = 10
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.stress]
 
 
 def test_asyncio_callers_survive_ten_seconds_of_kills() -> None:

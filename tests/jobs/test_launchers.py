@@ -49,6 +49,7 @@ def test_agents_that_join(case: str) -> None:
     check_launcher(case, LauncherSubject(hosts_at_a_door, kills=False))
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("case", ["mesh", "killed agent"])
 def test_cases_can_fail(case: str) -> None:
     """H13: a subject whose processes seem to live on, and one that has too few hosts."""

@@ -161,8 +161,13 @@ class StepCaller(Actor):
 @pytest.mark.real
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["before", "in", "after"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("stage", "victim"),
+    [
+        *(("before", 0), ("in", 1), ("after", 1)),
+        *(pytest.param(*one, marks=pytest.mark.stress) for one in (("before", 1), ("in", 0), ("after", 0))),
+    ],
+)
 async def test_step_with_a_collective_is_made_again_whole(stage: str, victim: int) -> None:
     """C6: by the program and by an actor; what survivors raise of a lost peer ends no retry."""
     options: dict[str, Any] = {"rendezvous": True, "setup": join, "preload": ("torch",), "grace": 2}

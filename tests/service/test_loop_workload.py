@@ -20,7 +20,7 @@ async def test_loop_whatever_happens(mesh, chaos):
     await loop_workload(mesh, chaos)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bug_of_the_loop_is_found(name: str):
     mutation = MUTATIONS[name]

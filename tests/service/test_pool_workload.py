@@ -20,7 +20,7 @@ async def test_each_request_has_one_outcome_whatever_happens(mesh, chaos):
     await pool_workload(mesh, chaos)
 
 
-@pytest.mark.slow
+@pytest.mark.stress
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bug_is_found(name: str):
     mutation = MUTATIONS[name]

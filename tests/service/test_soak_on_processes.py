@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SECONDS = 12
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.stress]
 
 
 def test_loop_of_real_processes_survives_a_kill_a_second() -> None:

@@ -38,7 +38,7 @@ def started(starter: str, what: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("starter", STARTERS)
+@pytest.mark.parametrize("starter", ["torchrun", pytest.param("trimesh spmd", marks=pytest.mark.stress)])
 async def test_mesh_has_the_ranks_of_the_job(starter: str) -> None:
     """With a store of torchrun's own, and with one that rank 0 serves; only rank 0 is a program."""
     with started(starter, "total") as process:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SECONDS = 10  # `make soak-proc` for more
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.stress]
 
 
 def test_loaded_mesh_survives_ten_seconds_of_kills(capsys: pytest.CaptureFixture[str]) -> None:

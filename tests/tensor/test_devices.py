@@ -150,7 +150,7 @@ def trained_here(device: str, make: Callable[..., Any]) -> tuple[list[float], di
 
 
 @on_each_device
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.stress), 2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 async def test_module_on_a_mesh_trains_as_plain_torch_does(device: str, ranks: int, optimizer: str) -> None:
     """Autograd, clipping and the optimizer, with the batch cut over the ranks."""

@@ -14,7 +14,13 @@ STEPS = 2
 @pytest.mark.real
 @pytest.mark.torch
 @pytest.mark.timeout(600)  # half a minute beside much other load
-@pytest.mark.parametrize("name", ["data, sequence", "pipeline, fully sharded", "fully sharded, context"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pipeline, fully sharded",
+        *(pytest.param(name, marks=pytest.mark.stress) for name in ("data, sequence", "fully sharded, context")),
+    ],
+)
 async def test_a_whole_gpt_trains_as_plain_torch_does(name: str) -> None:
     [case] = [one for one in cases(4) if one.name == name]
     expected = trained_here(STEPS, 0.0 if case.stages else DROPOUT, case.stages)

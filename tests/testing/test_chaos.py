@@ -150,7 +150,7 @@ def test_each_kind_of_fault_is_caused(kind: str, tmp_path: Path):
             plan = chaos.plan(
                 **{"kill": float(kind in needs_new), kind: 1.0}, every=(0.5, 2), spare=[procs.slice(gpus=1)]
             )
-            async with chaos.safety(plan, duration=15, of=procs):
+            async with chaos.safety(plan, duration=6, of=procs):
                 while True:
                     await readers.read.call_settled(memory)
                     await readers.note.call_settled(str(tmp_path / "notes"))

@@ -187,13 +187,13 @@ async def check_register(mesh: Any, chaos: Any, faults: Any, fault_log: Any, rep
 
 
 @pytest.mark.mesh_backend("sim", "proc")
-@simulate(seeds=6, per_host={"replicas": 3}, supervision=trimesh.Isolate())
+@simulate(seeds=6, real_seeds=2, per_host={"replicas": 3}, supervision=trimesh.Isolate())
 async def test_register_on_one_host(mesh, chaos, faults, fault_log):
     await check_register(mesh, chaos, faults, fault_log)
 
 
 @pytest.mark.mesh_backend("sim", "net")
-@simulate(seeds=3, hosts=3, per_host={"replicas": 1}, supervision=trimesh.Isolate())
+@simulate(seeds=3, real_seeds=2, hosts=3, per_host={"replicas": 1}, supervision=trimesh.Isolate())
 async def test_register_on_three_hosts(mesh, chaos, faults, fault_log):
     await check_register(mesh, chaos, faults, fault_log)
 
