@@ -100,11 +100,12 @@ class Reader(Actor):
 
     @endpoint(concurrency=100)
     async def read_for_ever(self, buffer: RDMABuffer) -> None:
-        """Read, again and again; say so after the first time."""
+        """Read, again and again; say so after the first time. The pause spares simulations whose transfers are fast."""
         found = bytearray(buffer.nbytes)
         while True:
             await buffer.read_into(found)
             self.notes.add("has read")
+            await trio.sleep(2e-4)
 
     @endpoint(concurrency=100)
     async def read_once(self, buffer: RDMABuffer) -> None:
