@@ -76,7 +76,7 @@ async def test_simulated_process_places_on_its_host() -> None:
 
 
 @pytest.mark.daily("sim")
-@simulate(seeds=20, hosts=2)
+@simulate(seeds=8, hosts=2)
 async def test_placements_that_come_and_go_never_have_a_gpu_twice(host_mesh: Any) -> None:
     """H28: whatever the order of tasks, and while others inspect the hosts."""
     held = list[str]()

@@ -14,7 +14,7 @@ NEAR = 100
 """Seeds that are tried when the one of the table does not show a bug any more."""
 
 
-@simulate(seeds=6, per_host={"gpus": RANKS}, supervision=HEALED, sometimes=STATES)
+@simulate(seeds=4, per_host={"gpus": RANKS}, supervision=HEALED, sometimes=STATES)
 async def test_loop_whatever_happens(mesh, chaos):
     """Y1, Y5, Y7, Y8: pool, slots, buffer and publications as one loop, with a trainer that dies, too."""
     await loop_workload(mesh, chaos)

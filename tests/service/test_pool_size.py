@@ -156,7 +156,7 @@ async def test_replica_that_has_come_is_probed_as_the_first(mesh):
         assert {(await pool.generate("x"))[1] for _ in range(4)} == {0}
 
 
-@simulate(seeds=20, per_host={"gpus": REPLICAS}, supervision=HARDENED)
+@simulate(seeds=10, per_host={"gpus": REPLICAS}, supervision=HARDENED)
 async def test_each_request_has_one_outcome_while_replicas_come_and_go(mesh, chaos):
     """Y1, Y2, Y3, Y4, Y5, P6: the workload of pools; its resizes end processes and start them."""
     await pool_workload(mesh, chaos, is_elastic=True)

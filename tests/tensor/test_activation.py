@@ -23,7 +23,7 @@ def home(t: Any) -> str:
     return repr(t).rpartition(" on ")[2].partition("{")[0] if type(t).__name__ == "MeshTensor" else "here"
 
 
-@simulate(seeds=40, per_host={"gpus": 2})
+@simulate(seeds=20, per_host={"gpus": 2})
 async def test_tasks_have_their_own_activation(mesh: ProcMesh) -> None:
     """N1: two tasks with meshes of their own and one with ordinary torch, between whose steps the others run."""
 
@@ -139,7 +139,7 @@ async def test_simulated_ranks(mesh: ProcMesh) -> None:
     assert ["use processes" in text for text in texts] == [True, True], texts
 
 
-@simulate(seeds=20, supervision=trimesh.Restart("one_for_one", intensity=1_000, period=60))
+@simulate(seeds=10, supervision=trimesh.Restart("one_for_one", intensity=1_000, period=60))
 async def test_tensors_are_made_anew_after_a_simulated_death(mesh: ProcMesh, faults: Any) -> None:
     with mesh.activate():
         t = torch.ones(3)

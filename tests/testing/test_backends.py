@@ -24,7 +24,7 @@ class Planned(Exception):
 
 
 @both
-@simulate(seeds=20)
+@simulate(seeds=10)
 async def test_endpoint_raises_and_is_late(mesh, faults, fault_log):
     w = await mesh.spawn("w", Worker)
     faults.at(w.step, {"gpus": 1}, nth=2).raises(Planned("planned"))

@@ -264,7 +264,7 @@ async def test_link_between_workers_is_disturbed_alone(mesh, faults):
 
 
 @pytest.mark.mesh_backend("sim", "proc")
-@simulate(seeds=20, per_host={"gpus": 4})
+@simulate(seeds=10, per_host={"gpus": 4})
 async def test_wall_clocks_of_a_skewed_mesh_differ(mesh, faults, fault_log):
     w = await mesh.spawn("w", Worker)
     before = list((await w.wall_clock.call()).values())

@@ -64,7 +64,7 @@ async def add_from_two_clients(mesh: Any, name: str) -> History:
 
 
 @pytest.mark.mesh_backend("sim", "proc")
-@simulate(seeds=20)
+@simulate(seeds=10)
 async def test_counter_that_takes_turns_is_linearizable(mesh):
     history = await add_from_two_clients(mesh, "add")
     assert len(history.operations) == 6

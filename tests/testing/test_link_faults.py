@@ -88,7 +88,7 @@ async def test_bandwidth_takes_its_time(mesh, faults):
 
 
 @both
-@simulate(seeds=20)
+@simulate(seeds=10)
 async def test_reordered_messages_keep_the_order_of_their_sender(mesh, faults):
     """S01: lanes and links overtake each other, the calls of one process to one actor do not."""
     w = await mesh.spawn("w", Worker)
@@ -107,7 +107,7 @@ async def test_reordered_messages_keep_the_order_of_their_sender(mesh, faults):
 
 
 @both
-@simulate(seeds=20)
+@simulate(seeds=10)
 async def test_repeated_messages_are_taken_once(mesh, faults, fault_log):
     """S02: in one frame, in fragments or in a segment; what comes again has no effect."""
     w = await mesh.spawn("w", Worker)

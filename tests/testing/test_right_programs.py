@@ -49,7 +49,7 @@ class Impatient(Poller):
         await trio.sleep_forever()
 
 
-@simulate(seeds=60, per_host={"gpus": 2})
+@simulate(seeds=30, per_host={"gpus": 2})
 async def test_background_calls_while_the_mesh_is_left(mesh):
     worker = await mesh.slice(gpus=0).spawn("worker", Worker)
     await mesh.slice(gpus=1).spawn("poller", Poller, worker)
@@ -57,7 +57,7 @@ async def test_background_calls_while_the_mesh_is_left(mesh):
     await trio.sleep(1)
 
 
-@simulate(seeds=20, per_host={"gpus": 1})
+@simulate(seeds=10, per_host={"gpus": 1})
 async def test_call_that_the_test_gives_up_on_a_slow_link(mesh, faults):
     worker = await mesh.spawn("worker", Worker)
     await worker.step.call_one()
@@ -67,7 +67,7 @@ async def test_call_that_the_test_gives_up_on_a_slow_link(mesh, faults):
         await worker.step.call_one()
 
 
-@simulate(seeds=20, per_host={"gpus": 2})
+@simulate(seeds=10, per_host={"gpus": 2})
 async def test_call_that_an_actor_gives_up_on_a_slow_link(mesh, faults):
     worker = await mesh.slice(gpus=0).spawn("worker", Worker)
     client = await mesh.slice(gpus=1).spawn("client", Impatient, worker)

@@ -50,7 +50,7 @@ class Counter(Actor):
         return [await other.add.call_one() for _ in range(times)]
 
 
-@simulate(seeds=20, hosts=3, per_host={"gpus": 2})
+@simulate(seeds=10, hosts=3, per_host={"gpus": 2})
 async def test_mesh_over_simulated_hosts_has_their_coordinates(mesh: Any, host_mesh: Any) -> None:
     """H1: the same mesh over hosts as a job gives."""
     assert dict(mesh.extent) == {"hosts": 3, "gpus": 2}
@@ -202,7 +202,7 @@ async def test_fault_of_a_host_that_is_not_there_is_refused(mesh: Any, faults: A
     assert len(mesh) == 4
 
 
-@simulate(seeds=25, hosts=3, per_host={"gpus": 2}, supervision=Restart("one_for_one", along="hosts", intensity=9))
+@simulate(seeds=10, hosts=3, per_host={"gpus": 2}, supervision=Restart("one_for_one", along="hosts", intensity=9))
 async def test_lost_agent_is_started_again_with_what_ran_there(mesh: Any, faults: Any) -> None:
     """H20: by any loss; calls that run there fail with it, those that come later wait; what ran elsewhere goes on."""
     async with mesh.spawn("counters", Counter) as counters:

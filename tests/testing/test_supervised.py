@@ -51,7 +51,7 @@ class Fragile(Actor):
 RESTART = Restart("one_for_one", intensity=1_000, period=60)
 
 
-@simulate(seeds=40, per_host={"gpus": 3}, supervision=RESTART, sometimes=("a death was seen", "all went well"))
+@simulate(seeds=20, per_host={"gpus": 3}, supervision=RESTART, sometimes=("a death was seen", "all went well"))
 async def test_pool_serves_while_members_die(mesh, chaos):
     """R07, R08, R09: every call ends; after the faults every member answers."""
     w = await mesh.spawn("w", Worker)
@@ -73,7 +73,7 @@ async def test_pool_serves_while_members_die(mesh, chaos):
                 await trio.sleep(0.5)
 
 
-@simulate(seeds=20, per_host={"gpus": 2}, supervision=RESTART)
+@simulate(seeds=10, per_host={"gpus": 2}, supervision=RESTART)
 async def test_restarted_member_gets_its_faults_by_coordinates(mesh, faults):
     """A fault is for a place, so it meets whoever lives there."""
     w = await mesh.spawn("w", Worker)
@@ -109,7 +109,7 @@ async def test_actor_is_remade_after_its_process_died_while_it_was_being_remade(
         assert await member.incarnation.call_one() == 2
 
 
-@simulate(seeds=30, per_host={"gpus": 1}, supervision=Isolate())
+@simulate(seeds=15, per_host={"gpus": 1}, supervision=Isolate())
 async def test_member_that_is_given_up_while_it_starts_does_not_live(mesh):
     """P1: the message that waited for the new actor makes it fail before its owner knows that it has started."""
     once = Restart("one_for_one", intensity=1, backoff=Backoff(0.2), on=(ActorFailed,))
