@@ -96,6 +96,7 @@ def test_train_bytes_makes_the_loss_fall(training: str) -> None:
     assert by_step[12] < by_step[1] - 1
 
 
+@pytest.mark.daily
 @pytest.mark.torch
 def test_train_bytes_tells_of_the_process_that_was_killed(training: str) -> None:
     """The type, the coordinates, the signal, the delay and the last words of the dead are printed."""
@@ -118,6 +119,7 @@ def test_train_bytes_goes_on_with_a_fresh_mesh_at_the_lost_step(training: str) -
     assert int(second) - int(last_of_the_dead) in (0, 1)  # the dead was in the lost step, or about to begin it
 
 
+@pytest.mark.daily
 @pytest.mark.torch
 def test_train_bytes_ends_with_text_and_a_table_of_events(training: str) -> None:
     _, _, result = training.partition("What the model writes")

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 import trimesh  # noqa: E402 - after the skip
 from trimesh import this_host  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.torch]
+pytestmark = [pytest.mark.real, pytest.mark.torch, pytest.mark.daily]
 
 BATCHES = 4
 FAILING = 1
@@ -153,7 +153,6 @@ def found() -> Any:
     return trio.run(_run)
 
 
-@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["local", "global"])
 @pytest.mark.parametrize("name", HEALING)
 def test_what_overwrites_all_of_a_tensor_heals_it_and_its_views(found: Any, kind: str, name: str) -> None:
