@@ -198,8 +198,12 @@ class SpawnerTemplate:
 
     def close(self) -> None:
         """End the template and reap it."""
-        self._socket.close()
+        self._hang_up()
         self._process.wait()
+
+    def _hang_up(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # forks of this process have it, too: other templates
+        self._socket.close()
 
 
 class ForkedTemplate(SpawnerTemplate):
@@ -225,7 +229,7 @@ class ForkedTemplate(SpawnerTemplate):
         assert self._socket.recv(REQUEST_BYTES_MAX), "the template of spawners has not started"
 
     def close(self) -> None:
-        self._socket.close()
+        self._hang_up()
         os.waitpid(self._pid, 0)
 
 

@@ -15,6 +15,7 @@ from tests.mutation.planting import Functions
 from tests.mutation.rooms import BOTH_TIERS, NEAREST, files_of, nearest, tier_of
 from tests.mutation.run import drawn
 from tests.mutation.table import table_of
+from tests.spawner_template import ForkedTemplate
 
 SOURCE = '''
 LIMIT = 3
@@ -144,6 +145,14 @@ def test_what_is_explained_is_still_there() -> None:
         if path not in of_file:
             of_file[path] = {(one.where, one.text) for one in mutants_of(Path(path).read_text(encoding="utf-8"))}
         assert (where, text) in of_file[path], f"{path} has no such mutant: take it out of the list"
+
+
+@pytest.mark.real
+def test_templates_that_are_forks_end_in_any_order() -> None:
+    """A later one has what the earlier ones had: the learning of lines waited for the first until its time was up."""
+    first, second = ForkedTemplate(), ForkedTemplate()
+    first.close()
+    second.close()
 
 
 @pytest.mark.stress
