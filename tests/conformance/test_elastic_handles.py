@@ -11,7 +11,7 @@ from tests.conformance.meshes import Backend, attempt, member
 from tests.conformance.supervised import Ledger
 
 import trimesh
-from trimesh import Isolate, MembershipChanged, MeshErrorGroup, endpoint, leaves
+from trimesh import Isolate, MembershipChanged, MeshErrorGroup, MeshStopped, endpoint, leaves
 from trimesh._runtime.life.current import current_proc
 from trimesh.ids import ProcId
 
@@ -122,7 +122,8 @@ async def test_endpoint_follows_the_mesh(backend: Backend):
 
 
 async def test_endpoint_follows_in_other_processes_what_is_known_there(backend: Backend):
-    """P6: who has come, or left, once the owner was asked."""
+    """P6, M3: who has come, or left, once the owner was asked; nothing once it is stopped, of which the owner keeps a
+    handle."""
     async with (
         backend.procs({"gpus": 1}, name="home") as home,
         backend.procs({"replica": 2}, supervision=Isolate()) as procs,
@@ -139,6 +140,10 @@ async def test_endpoint_follows_in_other_processes_what_is_known_there(backend: 
                 await procs.resize(replica=size)
             assert await away.look.call_one() == size
             assert await away.followed.call_one() == list(range(size))
+        await procs.stop()
+        with pytest.raises(MeshStopped, match="ledgers has been stopped"):
+            await away.look.call_one()
+        assert len(ledgers) == 2
 
 
 async def test_following_calls_beside_changes_end_well(backend: Backend):

@@ -119,14 +119,14 @@ class Agent:
     @trio.lowlevel.enable_ki_protection
     async def replacement(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
         """Return, as the owner of a mesh, the replacement of an ended incarnation; wait until it is decided."""
-        membership = self.proc.memberships.get(mesh)
-        return None if membership is None else await membership.answer(rank, incarnation)
+        owned = self.proc.owners.get(mesh)
+        return None if owned is None else await owned.membership.answer(rank, incarnation)
 
     @trio.lowlevel.enable_ki_protection
     async def current_info(self, mesh: MeshId) -> MeshInfo | None:
         """Return, as the owner of a mesh, its current state; None for a stopped mesh."""
-        membership = self.proc.memberships.get(mesh)
-        return None if membership is None else membership.info
+        owned = self.proc.owners.get(mesh)  # the table of members lives as long as a handle
+        return None if owned is None else owned.info
 
     @trio.lowlevel.enable_ki_protection
     async def cancel_background(self, mesh: MeshId, reason: str) -> None:
