@@ -250,9 +250,11 @@ def test_each_of_many_clients_has_one_outcome(example: ModuleType) -> None:
                 return is_balanced(service.pool.statistics())
 
             async with asyncio.TaskGroup() as group:
+                await service.engines.sleep.call()  # no text ends before many have begun
                 for number in range(64):
                     group.create_task(read(number))
                 await until(is_busy)
+                await service.engines.wake.call()
                 await service.update(example.TinyModel())
                 await service.procs.kill([{"replica": 0}])
             assert outcomes.total() == 64

@@ -39,7 +39,7 @@ def test_fork_holds_nothing_of_a_mesh(where: str, how: str, tmp_path: Path) -> N
 
 def test_stopped_controller_does_not_end_the_job(tmp_path: Path) -> None:
     """O5: Ctrl-Z or a debugger for longer than any lease; SIGCONT goes on as if nothing had been."""
-    with Program(tmp_path, "hold", {"during": [["sleep"]], "dump": True, "body": "cancel"}) as program:
+    with Program(tmp_path, "hold", {"during": [["sleep"]], "body": "cancel"}) as program:
         program.say("open")
         program.event("open")
         family = program.family()

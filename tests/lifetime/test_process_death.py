@@ -151,7 +151,7 @@ def test_nested_controller_death_ends_all(tmp_path: Path) -> None:
 
 def test_process_under_a_debugger_is_no_death(tmp_path: Path) -> None:
     """O5: it is waited for, however long the debugger holds it; `dump` tells of it."""
-    plan = {"before": [["allow_tracer"]], "during": [["sleep"]], "dump": True, "body": "cancel"}
+    plan = {"before": [["allow_tracer"]], "during": [["sleep"]], "body": "cancel"}
     with Program(tmp_path, "hold", plan) as program:
         program.say("open")
         pids = program.event("open")["pids"]

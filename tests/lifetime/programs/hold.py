@@ -1,4 +1,7 @@
-"""Hold a mesh open, with calls running on all its members, until the test says to leave it; then tell how that went."""
+"""Hold a mesh open, with calls running on all its members, until the test says to leave it; then tell how that went.
+
+Whenever the test says "dump", tell what `dump` writes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,6 @@ PLAN = plan(
     limits={},  # bounds of the controller, by name
     answer_seconds=None,  # for processes to say what they do, in reports of the controller
     rubbish=None,  # kind of own sockets that get bytes that are no messages
-    dump=False,  # tell what `dump` writes once the test says "dump"
     terminal=None,  # path of the terminal that shall control this process
     runner="trio.run",  # or "guest": of an asyncio loop
 )
@@ -65,12 +67,10 @@ async def hold(host: Any) -> None:
                 say("open", pids=pids, forked=actors.fork_many(PLAN.forked))
                 if PLAN.rubbish is not None:
                     actors.babble(socket.SocketKind[PLAN.rubbish], b"rubbish")
-                if PLAN.dump:
-                    await hear("dump")
+                while await hear("dump", "leave") == "dump":
                     text = io.StringIO()
                     dump(text)
                     say("dumped", text=text.getvalue())
-                await hear("leave")
                 say("leaving")
                 if PLAN.body == "raise":
                     raise LookupError("the body failed")

@@ -31,12 +31,13 @@ def say(event: str, **fields: Any) -> None:
         os.close(stage)
 
 
-async def hear(word: str) -> None:
-    """Wait in the controller until the test says `word`; what it said before is dropped."""
-    while word not in _heard:
+async def hear(*words: str) -> str:
+    """Wait in the controller until the test says one of `words`, and return it; what it said before is dropped."""
+    while (word := next((one for one in _heard if one in words), None)) is None:
         await trio.lowlevel.wait_readable(0)
         _heard.extend(os.read(0, 4096).decode().split())
     del _heard[: _heard.index(word) + 1]
+    return word
 
 
 def plan(**defaults: Any) -> SimpleNamespace:

@@ -87,7 +87,7 @@ def dump(file: TextIO | None = None) -> None:
     Args:
         file: Destination; standard error if None.
 
-    Blocking: not a checkpoint; with child processes until each has answered, at most `limits.TASKS_SECONDS` (0.5 s).
+    Blocking: not a checkpoint; with child processes until each has answered, at most 0.5 s.
     A process that is stopped, or holds the GIL in C, does not answer.
     """
     in_trio_now(_dump)(file if file is not None else sys.stderr)
