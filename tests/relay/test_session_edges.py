@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import select
 import socket
 from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 import trio
+import trio.testing
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
@@ -15,7 +18,7 @@ from trimesh.errors import LimitExceeded
 
 pytest.importorskip("cryptography")
 
-from tests.relay.ends import DIALLER, End, Wires, open_end, receive_exactly, trio_pair, wires
+from tests.relay.ends import DIALLED, DIALLER, End, Wires, open_end, receive_exactly, trio_pair, wires
 
 from trimesh._transport import relay
 from trimesh._transport.relay import OpenedChannel, SessionDown, SessionEnding, SessionInterrupted, SessionResumed
@@ -39,6 +42,9 @@ async def ends(all_wires: Wires) -> AsyncGenerator[tuple[End, End], None]:
 async def connect(ends: tuple[End, End], all_wires: Wires) -> None:
     for end, connection in zip(ends, all_wires.connect(), strict=True):
         end.session.attach(connection)
+        assert connection.sock.fileno() == -1, "the session has the socket"
+        with pytest.raises(AssertionError, match="freed"):  # and what goes with it
+            connection.tls.forget()
     for end in ends:
         await end.wait(SessionResumed)
 
@@ -62,7 +68,7 @@ async def test_relay_takes_the_socket_of_each_session(ends: tuple[End, End], all
     for _ in range(3):
         near, far = socket.socketpair()
         with near:
-            session = relay_there.open_session(far, peer=DIALLER, is_dialler=True, lease_seconds=9.0, session_id=6)
+            session = relay_there.open_session(far, peer=DIALLER, is_dialler=True, lease_seconds=9.0, session_id=1)
             assert far.fileno() == -1, "the session has the socket"
             session.abort()
     await ends[0].control.send_all(b"goes on")
@@ -71,6 +77,7 @@ async def test_relay_takes_the_socket_of_each_session(ends: tuple[End, End], all
 
 async def test_session_counts_what_it_has_sent(ends: tuple[End, End], all_wires: Wires) -> None:
     one, other = ends
+    assert (one.session.peer, other.session.peer) == (DIALLED, DIALLER)
     assert not one.session.is_connected
     assert one.session.statistics() == (0, 0, 0, 0, 0, 0, 0, 0, 0)
     await connect(ends, all_wires)
@@ -165,6 +172,32 @@ async def test_session_that_is_over_closes_what_it_is_given(ends: tuple[End, End
     counts = one.session.statistics()
     assert (counts.connections, counts.bytes_sent) == (1, 7)
     assert not any(isinstance(event, SessionDown) for event in one.events)
+
+
+async def test_aborted_session_tells_nothing_of_what_has_come(ends: tuple[End, End], all_wires: Wires) -> None:
+    await connect(ends, all_wires)
+    one, other = ends
+    near, far = socket.socketpair()
+    with near:
+        other.session.open_channel(far, b"")
+        os.write(other.control.socket.fileno(), b"behind it")
+        assert select.select([one.control.socket.fileno()], [], [], HANG_SECONDS)[0]  # Trio has no turn meanwhile
+        one.session.abort()
+        await other.wait(SessionInterrupted)
+        await trio.testing.wait_all_tasks_blocked()
+    assert one.events == []
+
+
+async def test_sessions_end_with_their_relay(all_wires: Wires) -> None:
+    with trio.fail_after(HANG_SECONDS):
+        async with open_end("native", is_dialler=True) as one, open_end("native", is_dialler=False) as other:
+            await connect((one, other), all_wires)
+        for end in (one, other):
+            near, far = socket.socketpair()
+            with near:
+                assert end.session.open_channel(far, b"") == 0
+                assert near.recv(1) == b""
+            assert (end.session.is_connected, end.session.statistics().connections) == (False, 1)
 
 
 async def test_sockets_of_channels_are_read_and_written_whole() -> None:

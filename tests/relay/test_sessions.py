@@ -21,7 +21,7 @@ from trimesh.errors import LimitExceeded
 
 pytest.importorskip("cryptography")
 
-from tests.relay.ends import PAIRS, End, Wires, open_end, receive_exactly, tcp_pair, trio_pair, wires
+from tests.relay.ends import DIALLER, PAIRS, End, Wires, open_end, receive_exactly, tcp_pair, trio_pair, wires
 from tests.relay.oracle.frames import Frame, FrameKind, Resume, encode
 
 from trimesh._transport.relay import (
@@ -304,13 +304,14 @@ async def test_session_that_is_aborted_says_nothing(both: Both) -> None:
     assert both.dialler.events == []
 
 
-def forked(act: Callable[[], None]) -> int:
-    """Have a forked child try something that is its parent's; return its exit status, 0 when it was told so."""
+def forked(*acts: Callable[[], object]) -> int:
+    """Have a forked child try what is its parent's; return its exit status, 0 when it was told so each time."""
     pid = os.fork()
     if pid == 0:
         try:
-            with pytest.raises(trio.ClosedResourceError, match="forked"):
-                act()
+            for act in acts:
+                with pytest.raises(trio.ClosedResourceError, match="forked"):
+                    act()
             os._exit(0)
         finally:
             os._exit(1)
@@ -318,13 +319,28 @@ def forked(act: Callable[[], None]) -> int:
 
 
 @pytest.mark.real
+@pytest.mark.daily
 async def test_forked_child_has_a_dead_relay_and_the_parent_goes_on(all_wires: Wires) -> None:
     with trio.fail_after(HANG_SECONDS):
         async with open_end("native", is_dialler=True) as one, open_end("native", is_dialler=False) as other:
             both = Both(one, other, all_wires)
             await both.connect()
-            near, far, _ = await both.channel()
-            assert forked(one.session.close) == 0
+            near, far, number = await both.channel()
+            ours, theirs = all_wires.connect()
+            spare, more = socket.socketpair()
+            with spare, more, ours.sock, theirs.sock:
+                assert not forked(
+                    one.session.close,
+                    one.session.drop_connection,
+                    one.session.statistics,
+                    lambda: one.session.attach(ours),
+                    lambda: one.session.open_channel(spare, b""),
+                    lambda: other.session.accept_channel(number, spare),
+                    lambda: other.session.refuse_channel(number),
+                    lambda: other.relay.open_session(spare, peer=DIALLER, is_dialler=False, lease_seconds=9.0),
+                )
+            ours.tls.free()
+            theirs.tls.free()
             await near.send_all(b"still there")
             assert await receive_exactly(far, 11) == b"still there"
             await near.aclose()
