@@ -27,6 +27,7 @@ from trimesh.tensor.dtensor.sharding import (  # noqa: E402
     box_by_placements,
     boxed,
     is_first_replica,
+    lent_to_function,
     part_on_rank,
     placements_by_label,
     unsummed,
@@ -36,7 +37,7 @@ from trimesh.tensor.groups.groups import register, unregister  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
 from trimesh.tensor.protocol.messages import DEFINE, FREE, RECORD, REPLAY  # noqa: E402
-from trimesh.tensor.rank.kernel import Kernels, Poison, local_of, memory_of  # noqa: E402
+from trimesh.tensor.rank.kernel import Kernels, Poison, laid_out, local_of, memory_of  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
 from trimesh.tensor.rank.reader import CommandReader, SequenceReader  # noqa: E402
 from trimesh.tensor.rules.engine import RuleEngine, engine_of  # noqa: E402
@@ -620,6 +621,12 @@ def test_tensors_of_functions_are_checked(meshes: Any) -> None:
         found = adopted("f", turned, mesh)
         assert found._local_tensor.stride() == (2, 1)
         assert torch.equal(found._local_tensor, part.t())
+        found = adopted("f", made(part, Replicate(), mesh), mesh, (1, 2))
+        assert (found.stride(), local_of(found).stride()) == ((1, 2), (1, 2))
+        late = SimpleNamespace(wait=lambda: part + 1)
+        value = made(part, Replicate(), mesh)
+        value._local_tensor = late
+        assert torch.equal(adopted("f", value, mesh)._local_tensor, part + 1)
         with pytest.raises(TypeError, match="that f returns must be on the device mesh of the ranks"):
             adopted("f", made(part, Shard(0), other), mesh)
         with pytest.raises(TypeError, match="that f returns must be sharded, replicated or partial"):
@@ -628,6 +635,94 @@ def test_tensors_of_functions_are_checked(meshes: Any) -> None:
             adopted("f", made(part, Shard(0), mesh, shape=torch.Size([6, 4]), stride=(4, 1)), mesh)
 
     on_each(step)
+
+
+def code_of(name: str, place: int = 0) -> int:
+    return 16 + [at for at, one in enumerate(OPERATIONS) if one.name == name][place]
+
+
+@pytest.mark.parametrize(("name", "limit", "count", "expected"), [
+    ("LAYOUTS", 1, 6, [1] * 6), ("LAYOUTS", 2, 6, [1, 1, 0, 0, 0, 0]),
+    ("OPERANDS", 0, 2, [1, 1]), ("OPERANDS", 1, 3, [1, 1, 0]),
+])  # fmt: skip
+def test_rank_learns_operators_of_few_tensors_in_so_many_layouts(
+    meshes: Any, monkeypatch: pytest.MonkeyPatch, alone: Alone, name: str, limit: int, count: int, expected: list[int]
+) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    monkeypatch.setattr(limits, f"TENSOR_{name}_LEARNT", limit)
+    HERE.rank = 0
+    (rank, team), reader = a_rank(0), CommandReader(CPU, KERNELS)
+    reader.read(definitions(are_global=True), [])
+    give(rank, team, meshes[0], [Shard(0), Shard(1), *[Replicate()] * 3], "", 0)
+    ran: list[int] = []
+    for number in range(count):
+        alone.clear()
+        for step in reader.read([code_of("aten::sigmoid"), 10 + number, 1 + number % 2], []):
+            step.execute(rank, team)
+        ran.append(len(alone.by_rules))
+        assert torch.equal(local_of(rank.values[10 + number]), local_of(rank.values[1 + number % 2]).sigmoid())
+    assert ran == expected
+
+
+def test_functions_see_what_was_written_and_their_writes_are_seen(meshes: Any) -> None:
+    """Of a view that is a copy: the row of a tensor that is cut by rows."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    cuts = [Shard(0), *[Replicate()] * 4]
+
+    def step(number: int) -> None:
+        (rank, team), reader = a_rank(number), CommandReader(CPU, UNLEARNT)
+        reader.read(definitions(are_global=True), [])
+        give(rank, team, meshes[number], cuts, "", 0)
+        row = [code_of("aten::select.int"), 10, 1]
+        for one in reader.read([*row, code_of("aten::add_.Tensor"), 0, 1, 2], []):
+            one.execute(rank, team)
+        base, view = rank.values[1], rank.values[10]
+        expected = inputs("", 0)[1] + inputs("", 0)[2]
+        assert not torch.equal(local_of(view), expected[1])
+        with lent_to_function(rank, [view, 3]):
+            assert torch.equal(local_of(view), expected[1])
+            local_of(view).mul_(2)
+        expected[1] *= 2
+        assert torch.equal(local_of(base), expected[2 * number : 2 * number + 2])
+
+    on_each(step)
+
+
+def test_write_that_torch_might_refuse_is_tried_only_if_it_is_small(
+    meshes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    for nbytes, is_refused in ((4 * 4 * 8 + 4 * 8, True), (4 * 4 * 8 + 4 * 8 - 1, False)):
+        monkeypatch.setattr(limits, "TENSOR_TRIED_BYTES_MAX", nbytes)
+        ended: list[Any] = [None, None]
+        runs = [
+            run(CommandReader(CPU, UNLEARNT), VIEWS["refused"], [Shard(0), *[Replicate()] * 4], [""], number, mesh)
+            for number, mesh in enumerate(meshes)
+        ]
+
+        def step(number: int, ended: list[Any] = ended, runs: list[Any] = runs) -> None:
+            ended[number] = next(runs[number])[0]
+
+        on_each(step)
+        assert [type(rank.values[1]) is Poison for rank in ended] == [is_refused] * 2
+
+
+def test_global_tensor_is_laid_out_anew_in_its_parts(meshes: Any) -> None:
+    from torch.distributed.tensor import Shard
+
+    HERE.rank = 0
+    whole = torch.empty(4, 4, 3, device="meta")
+    value = assemble(torch.arange(24.0).reshape(2, 4, 3), meshes[0], [Shard(0)], whole)
+    assert laid_out(value, (12, 3, 1)) is value
+    for strides, expected in (((1, 12, 4), (1, 6, 2)), ((12, 1, 4), (12, 1, 4)), ((3, 12, 1), (3, 6, 1))):
+        found = laid_out(value, strides)
+        assert (found.stride(), local_of(found).stride()) == (strides, expected)
+        assert torch.equal(local_of(found), local_of(value))
+        assert found.placements == (Shard(0),)
+        assert found.device_mesh is meshes[0]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from trimesh.tensor import ParallelPlan  # noqa: E402
 nn: Any = torch.nn
 
 from tests.tensor.counting import commands_run, count_commands  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
@@ -31,12 +33,15 @@ from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRu
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-ADD, SCALE, SORT, WRITE = 16, 17, 18, 19
+ADD, SCALE, SORT, WRITE, TURN, MUL, PICK = range(16, 23)
 DEFINITIONS = [
     DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
     DEFINE, SORT, ["aten::sort", describe([SLOT]), describe({}), [0, 1], []],
     DEFINE, WRITE, ["aten::add_.Tensor", describe([SLOT, SLOT]), describe({}), [-1], [0]],
+    DEFINE, TURN, ["aten::t", describe([SLOT]), describe({}), [0], []],
+    DEFINE, PICK, ["aten::index_select", describe([SLOT, 0, SLOT]), describe({}), [0], []],
+    DEFINE, MUL, ["aten::mm", describe([SLOT, SLOT]), describe({}), [0], []],
 ]  # fmt: skip
 
 
@@ -155,6 +160,145 @@ def test_sequences_leave_what_their_commands_leave(reader: SequenceReader, seed:
         for ref, value in values.items():
             assert is_alike(value, expected[ref])
     assert known == (4 if sum(one[0] != FREE for one in commands) >= 2 else 0)
+
+
+class Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the operators that run, and after each how many of their results are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.alive: list[int] = []
+        self._made: list[weakref.ref[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self._made += map(weakref.ref, made if isinstance(made, tuple) else [made])
+        self.names.append(func.__name__)
+        self.alive.append(self.left)
+        return made
+
+    @property
+    def left(self) -> int:
+        """How many results are still there."""
+        return sum(one() is not None for one in self._made)
+
+
+def watched(reader: SequenceReader, stream: list[Any], values: dict[int, Any]) -> tuple[Watch, Rank]:
+    """Run a stream and watch its operators."""
+    (rank, team), watch = a_rank(), Watch()
+    rank.values.update(values)
+    steps = reader.read(stream, [])
+    with watch:
+        for step in steps:
+            step.execute(rank, team)
+    return watch, rank
+
+
+def test_learnt_sequence_keeps_what_it_makes_no_longer_than_its_commands_do(reader: SequenceReader) -> None:
+    def chain(first: int) -> list[Any]:
+        """Make a tensor of the one before, and free that; two results of `sort` are never read."""
+        stream = [SCALE, first, 1, 2, SORT, first + 1, first, FREE, [first, first + 2]]
+        for ref in range(first + 3, first + 8):
+            stream += [
+                ADD,
+                ref,
+                ref - 1 if ref > first + 3 else first + 1,
+                2,
+                FREE,
+                [ref - 1 if ref > first + 3 else first + 1],
+            ]
+        return [*stream, ADD, first + 8, first + 7, first + 7, ADD, first + 9, first + 8, 1, FREE, [first + 8]]
+
+    found = [watched(reader, chain(100 * number), {}) for number in range(1, 5)]
+    assert [type(one) for one in reader.read(chain(900), [])] == [SequenceRun]
+    alone, learnt = found[0][0], found[-1][0]
+    assert learnt.names == alone.names
+    assert learnt.alive == [1, 3, *[2] * 5, 2, 3]
+    assert all(mine <= others for mine, others in zip(learnt.alive, alone.alive, strict=True))
+    assert learnt.left == alone.left == 2
+    assert torch.equal(found[-1][1].values[409], found[0][1].values[109])
+
+
+def test_sequence_that_fails_keeps_no_tensor_that_it_has_freed(reader: SequenceReader) -> None:
+    """Its error is kept as long as a tensor that could not be computed, and its traceback has frames."""
+
+    def stream(first: int) -> list[Any]:
+        return [SCALE, first, 1, 2, ADD, first + 1, first, 1, PICK, first + 2, first + 1, 9, FREE, [first, first + 1]]
+
+    good, bad = torch.tensor([0, 2]), torch.tensor([0, 3])
+    for number, index in enumerate((bad, bad, good, good, bad), 1):
+        watch, rank = watched(reader, stream(100 * number), {9: index})
+        made = rank.values[100 * number + 2]
+        assert watch.left == int(index is good)
+        assert (type(made) is Poison) == (index is bad)
+
+
+def test_learnt_sequence_makes_a_view_again_only_if_it_is_another_one(reader: SequenceReader) -> None:
+    def stream(first: int) -> list[Any]:
+        """The first two views are the same, the third is of another tensor, the fourth of the second view."""
+        made = [first + index for index in range(9)]
+        words = [TURN, made[0], 8, MUL, made[1], made[0], 8, TURN, made[2], 8, MUL, made[3], made[2], 8]
+        words += [
+            TURN,
+            made[4],
+            made[3],
+            MUL,
+            made[5],
+            made[4],
+            made[1],
+            TURN,
+            made[6],
+            made[2],
+            MUL,
+            made[7],
+            made[6],
+            made[5],
+        ]
+        return [*words, FREE, [made[0], made[2], made[4], made[6]]]
+
+    matrix = torch.arange(9.0).reshape(3, 3)
+    for number in range(1, 5):
+        watch, rank = watched(reader, stream(100 * number), {8: matrix})
+        expected = matrix.t() @ matrix
+        assert torch.equal(rank.values[100 * number + 3], expected)
+        assert torch.equal(rank.values[100 * number + 7], matrix @ (expected.t() @ expected))
+    assert watch.names.count("t.default") == 3
+    assert watch.names.count("mm.default") == 4
+
+
+def test_views_that_are_results_or_inputs_stay_apart(reader: SequenceReader) -> None:
+    def stream(first: int) -> list[Any]:
+        return [TURN, first, 8, TURN, first + 1, 8, MUL, first + 2, first, first + 1, WRITE, 0, first, first + 1]
+
+    for number in range(1, 5):
+        matrix = torch.arange(9.0).reshape(3, 3)
+        watch, rank = watched(reader, stream(100 * number), {8: matrix})
+        one, other, product = (rank.values[100 * number + index] for index in range(3))
+        assert one is not other
+        assert torch.equal(product, torch.arange(9.0).reshape(3, 3).t() @ torch.arange(9.0).reshape(3, 3).t())
+        assert torch.equal(matrix, 2 * torch.arange(9.0).reshape(3, 3))
+    assert watch.names == ["t.default", "t.default", "mm.default", "add_.Tensor"]
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_so_many_layouts_of_a_sequence_are_learnt(
+    reader: SequenceReader, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TENSOR_REPLAYS_LEARNT", limit)
+    alone: list[int] = []
+    execute = Rank.execute
+
+    def counted(rank: Rank, team: TeamOnRank, command: Any) -> None:
+        alone[-1] += 1
+        execute(rank, team, command)
+
+    monkeypatch.setattr(Rank, "execute", counted)
+    for number, dtype in enumerate([torch.float64] * 3 + [torch.float32] * 3 + [torch.int64] * 3, 1):
+        alone.append(0)
+        _, rank = watched(reader, adding(100 * number, 1, 2, 1), {1: torch.ones(3, dtype=dtype)})
+        assert torch.equal(rank.values[100 * number + 2], torch.full([3], 7, dtype=torch.float64))
+    assert alone == ([3, 3, 0, 3, 3, 3, 3, 3, 3] if limit == 1 else [3, 3, 0, 3, 0, 0, 3, 3, 3])
 
 
 class Net(nn.Module):  # type: ignore[misc]

@@ -16,7 +16,7 @@ import torch
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
 from trimesh.tensor.rank.kernel import Poison, global_tensor, local_of
-from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank, execute
+from trimesh.tensor.rank.rank import Command, Free, Rank, TeamOnRank, execute
 from trimesh.tensor.rules.call import words
 from trimesh.tensor.rules.cuts import SUM, cuts_of
 from trimesh.tensor.rules.engine import engine_of
@@ -170,7 +170,6 @@ class LocalStep:
         dropped: Slots that no later operator needs.
         ran: Counts of the operators on global tensors that `ops` replaces.
         count: How many commands it counts as: 1 or 0.
-        is_named: Whether it replaces or frees anything.
     """
 
     step: Step
@@ -183,11 +182,9 @@ class LocalStep:
     dropped: Sequence[int] = ()
     ran: OperatorCounts | None = None
     count: int = attrs.field(init=False)
-    is_named: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "count", int(type(self.step) is Command))
-        object.__setattr__(self, "is_named", bool(self.replaced or self.freed))
 
 
 class _Counts:
@@ -268,7 +265,10 @@ class LocalProgram:
             self._put_back(rank, slots, slots.done - 1)
             slots.close()
             counts.settle()
-            _fail(rank, team, self.steps[slots.done - 1].step, error)
+            step = self.steps[slots.done - 1].step
+            assert type(step) is Command, "nothing else has operators"
+            rank.fail(team, step, error)
+            team.steps += 1
         else:
             self._put_back(rank, slots, slots.done)
         counts.settle()
@@ -287,8 +287,12 @@ class LocalProgram:
                 for op in one.ops:
                     op(slots)
                 team.steps += one.count
-                if one.is_named:
-                    _name(rank, slots, one)
+                for ref in one.replaced:
+                    rank.values.pop(ref, None)
+                if type(one.step) is Free:
+                    one.step.execute(rank, team)
+                    for _, number in one.freed:
+                        slots.forget(number)
             for slot in one.dropped:
                 slots[slot] = None
 
@@ -355,23 +359,6 @@ def _live(steps: Sequence[LocalStep]) -> dict[int, int]:
         for ref, _ in one.freed:
             live.pop(ref, None)
     return live
-
-
-def _name(rank: Rank, slots: Slots, one: LocalStep) -> None:
-    """Drop the values that a step frees, and former values under the refs of those that it makes."""
-    for ref in one.replaced:
-        rank.values.pop(ref, None)
-    for ref, number in one.freed:
-        rank.values.pop(ref, None)
-        slots.forget(number)
-
-
-def _fail(rank: Rank, team: TeamOnRank, step: Step, error: BaseException) -> None:
-    assert type(step) is Command, "nothing else has operators"
-    kinds = step.signature.kinds
-    operands = [rank.values[one] if kind == "r" else one for one, kind in zip(step.operands, kinds, strict=True)]
-    rank.fail(team, step, operands, error)
-    team.steps += 1
 
 
 # ---- operators on parts: noted during a replay by the rules, repeated in later ones ----------------------------------

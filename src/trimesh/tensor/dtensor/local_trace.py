@@ -183,11 +183,11 @@ class LocalTrace:
         Raises:
             NotLocal: The replay cannot be traced; the steps have run all the same.
         """
-        why: NotLocal | None = None
+        why = ""  # not an error, whose frames would hold tensors until the garbage collector finds the cycle
         try:
             self._take_externals(steps)
         except NotLocal as error:
-            why = error
+            why = str(error)
         engine = self._engine
         shared: set[int] = set()
         if engine is not None:
@@ -195,7 +195,7 @@ class LocalTrace:
             values = self._rank.values
             shared = {self._named[ref] for ref in self._externals if engine.sums.is_shared(values[ref])}
         for step in steps:
-            if why is not None:
+            if why:
                 execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
                 continue
             before = OperatorCounts()
@@ -205,19 +205,19 @@ class LocalTrace:
             try:
                 self._see(step)
             except NotLocal as error:
-                why = error
+                why = str(error)
                 continue
             if engine is not None and self._seen[-1].calls is not None:
                 self._seen[-1].ran = engine.counts.since(before)
         if engine is not None:
             engine.sums.on_laid = None
-        if why is None and self._forgotten:
-            why = NotLocal("the layout of a tensor without a ref has changed")
-        if why is None and not shared.isdisjoint(self._alone):
-            why = NotLocal("a reduced tensor shares memory with one that these steps do not use")
-        if why is None:
-            return self._program()
-        raise why
+        if not why and self._forgotten:
+            why = "the layout of a tensor without a ref has changed"
+        if not why and not shared.isdisjoint(self._alone):
+            why = "a reduced tensor shares memory with one that these steps do not use"
+        if why:
+            raise NotLocal(why)
+        return self._program()
 
     def _listen(self, step: Step, first_move: int) -> None:
         """Run a step by the rules, and note the operators on parts that it runs."""

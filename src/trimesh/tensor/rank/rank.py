@@ -350,6 +350,19 @@ class Rank:
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         """Run one command of a team. Never raises."""
+        try:
+            poison = self._run(team, command)
+        except BaseException as error:  # noqa: BLE001 - kept as poison, raised by a fetch
+            self.fail(team, command, error)
+        else:
+            if poison is not None:
+                self._spoil(command, poison)
+                self.leave(team, poison)
+        team.done += 1
+        team.steps += 1
+
+    def _run(self, team: TeamOnRank, command: Command) -> Poison | None:
+        """Run one command, unless an operand is poisoned; return the poison then."""
         signature = command.signature
         operands = command.operands
         poison: Poison | None = None
@@ -362,32 +375,28 @@ class Rank:
                         poison = poison or found
         kernel = signature.kernel
         is_good = poison is None or (kernel is not None and kernel.takes_poison)
-        if is_good or signature.take_kept(operands):
-            try:
-                if kernel is None:
-                    result = signature.run(operands)
-                elif kernel.learnt is not None and poison is None:
-                    result = kernel.learnt.run(signature, operands, self, team)
-                else:
-                    result = signature.run(operands, self, team)
-                self._keep(signature, command.first, result)
-                if not is_good:
-                    self._kept(command, operands, poison)
-            except BaseException as error:  # noqa: BLE001 - kept as poison, raised by a fetch
-                self.fail(team, command, operands, error)
+        if not is_good and not signature.take_kept(operands):
+            return poison
+        if kernel is None:
+            result = signature.run(operands)
+        elif kernel.learnt is not None and poison is None:
+            result = kernel.learnt.run(signature, operands, self, team)
         else:
-            assert poison is not None
-            self._spoil(command, operands, poison)
-            self.leave(team, poison)
-        team.done += 1
-        team.steps += 1
+            result = signature.run(operands, self, team)
+        self._keep(signature, command.first, result)
+        if not is_good:
+            self._kept(command, operands, poison)
+        return None
 
-    def fail(self, team: TeamOnRank, command: Command, operands: Sequence[Any], error: BaseException) -> None:
-        """Poison the outputs and targets of a failed command with its error, and report the failure."""
+    def fail(self, team: TeamOnRank, command: Command, error: BaseException) -> None:
+        """Poison the outputs and targets of a failed command with its error, and report the failure.
+
+        The frame that calls this is kept with the error, so it must hold no tensors.
+        """
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         team.failed.append((team.done, _said(command.signature, error)))
         poison = Poison(team.number, team.done, command.signature.name, error)
-        self._spoil(command, operands, poison)
+        self._spoil(command, poison)
         self.leave(team, poison)
 
     def leave(self, team: TeamOnRank, poison: Poison) -> None:
@@ -423,23 +432,23 @@ class Rank:
         if signature.has_info:
             self.results[first + max(outs)] = range(first, first + max(outs) + 1)
 
-    def _spoil(self, command: Command, operands: Sequence[Any], poison: Poison) -> None:
+    def _spoil(self, command: Command, poison: Poison) -> None:
         poison = poison.of_result()
         for out in command.signature.outs:
             if out >= 0:
                 self.values[command.first + out] = poison
         signature = command.signature
         for index in signature.writes:
-            self._spoil_storage(command.operands[index], operands[index], poison)
+            self._spoil_storage(command.operands[index], poison)
         is_of_torch = signature.kernel is None or signature.kernel.operator is not None
         if is_of_torch and max(signature.outs, default=-1) < 0 and not signature.writes:
             # A check has no output that could carry the error: poison the tensors that it has checked.
             for ref in [ref for ref, kind in zip(command.operands, signature.kinds, strict=True) if kind == "r"]:
                 self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))
 
-    def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
+    def _spoil_storage(self, ref: int, poison: Poison) -> None:
         """Poison the target of a failed or skipped write, and all tensors that share its memory."""
-        written = kept_of(value)
+        written = kept_of(self.values.get(ref))
         memories = {memory_of(written)}
         if self.copies_of is not None and isinstance(written, torch.Tensor):
             base, copies = self.copies_of(written)
