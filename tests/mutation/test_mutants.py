@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.mutation.explained import read_explained
+from tests.mutation.lines import Lines
 from tests.mutation.mutants import mutants_of
 from tests.mutation.planting import Functions
 from tests.mutation.rooms import BOTH_TIERS, NEAREST, files_of, nearest, tier_of
@@ -129,6 +132,33 @@ def test_planted_code_is_that_of_functions_which_are_there(tmp_path: Path) -> No
     assert (box.size, box.adder(5)(2), before(2)) == (8, 7, 7)
     functions.plant(added.source)
     assert (box.size, box.adder(5)(2), before(2)) == (7, 3, 3)
+
+
+def test_lines_of_threads_and_of_forks_are_counted(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("box.py", "room.py", "other.py")]
+    for path, source in zip(paths, (NESTED, SOURCE, SOURCE), strict=True):
+        Path(path).write_text(source, encoding="utf-8")
+    box: dict[str, Any] = {}
+    room: dict[str, Any] = {}
+    lines = Lines(paths)
+    exec(compile(NESTED, paths[0], "exec"), box)
+    exec(compile(SOURCE, paths[1], "exec"), room)
+    lines.start()
+    try:
+        thread = threading.Thread(target=room["room"], args=(5, True))
+        thread.start()
+        thread.join()
+        assert lines.take() == {paths[0]: [], paths[1]: [6, 8], paths[2]: []}
+        pid = os.fork()
+        if pid == 0:
+            box["Box"]().adder(5)(2)
+            room["room"](1, True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    finally:
+        lines.stop()
+    room["room"](5, True)
+    assert lines.take() == {paths[0]: [4, 5, 6], paths[1]: [6, 7, 8], paths[2]: []}
 
 
 def test_explained_do_not_count_and_samples_have_an_error() -> None:

@@ -2,8 +2,8 @@
 
 Without mutants a copy learns which test executes which line, and how long each takes. Then each mutant has a copy,
 which plants it and runs the tests of its line, the fastest first, until one fails. Spawners of a copy are forks of it
-(`ForkedTemplate`), so the mutant is in the processes of its meshes, too. What was learnt is kept in `.cache`, for each
-file of tests, until that changes or a source of the room does.
+(`ForkedTemplate`), so lines are counted in the processes of its meshes, and the mutant is in these, too. What was
+learnt is kept in `.cache`, for each file of tests, until that changes or a source of the room does.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import coverage
 import pytest
+from tests.mutation import lines
+from tests.mutation.lines import Lines
 from tests.mutation.mutants import Mutant
 from tests.mutation.planting import Functions
 
@@ -34,10 +34,6 @@ LEARN_SECONDS: Final = 1_800.0
 
 TESTS_SECONDS: Final = 15.0
 """Of the tests that execute a line so many are run, the fastest, as take this long together."""
-
-ELSEWHERE: Final = 80
-"""Tests that start processes are run for a line that only other processes execute, the fastest of each file first; so
-many at most."""
 
 SOURCE: Final = Path("src").resolve()
 KEPT: Final = Path(".cache", "mutation")
@@ -55,14 +51,15 @@ class Trying:
         self.paths = paths
         self.work = work
         self.imported: dict[str, set[int]] = {}
-        self._coverage: Any = coverage.Coverage(data_file=None, include=list(paths), config_file=False)
+        self._lines: Final = Lines(paths)
         self._session: Any = None
         self._items: dict[str, pytest.Item] = {}
         self._learnt: dict[str, dict[str, Any]] = {}
         self._seconds: dict[str, float] = {}
+        self._executed: dict[str, dict[str, list[int]]] = {}
         self._failed: list[str] = []
         self._functions: dict[str, Functions] = {}
-        self._coverage.start()
+        self._lines.start()
 
     # ---- of pytest -----------------------------------------------------------------------------------------------
 
@@ -79,9 +76,8 @@ class Trying:
                 importlib.import_module(".".join(Path(path).relative_to(SOURCE).with_suffix("").parts))
             except ImportError as error:
                 print(f"{os.path.relpath(path)} cannot be imported here: {error}", flush=True)
-        self._coverage.stop()
-        data = self._coverage.get_data()
-        self.imported = {path: set(data.lines(path) or ()) for path in self.paths}
+        self._lines.stop()
+        self.imported = {path: set(executed) for path, executed in self._lines.take().items()}
         self._session = session
         self._items = {item.nodeid: item for item in session.items}
         self._learn()
@@ -100,17 +96,17 @@ class Trying:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Count the lines for this test."""
-        if self._coverage is not None:
-            self._coverage.switch_context(item.nodeid)
-        return (yield)
+        """Take the lines of this test."""
+        try:
+            return (yield)
+        finally:
+            self._executed[item.nodeid] = self._lines.take()
 
     # ---- copies --------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
         """Learn seconds and lines of each test, or read what was learnt before."""
-        self._coverage = None
-        sources = b"".join(Path(path).read_bytes() for path in self.paths)
+        sources = b"".join(Path(path).read_bytes() for path in (lines.__file__, *self.paths))
         by_file: dict[Path, list[str]] = {}
         for name, item in self._items.items():
             by_file.setdefault(item.path, []).append(name)
@@ -136,26 +132,20 @@ class Trying:
         said = KEPT.resolve() / f"{os.getpid()}"  # a temporary folder would be removed by the first worker that ends
 
         def learn() -> bool:
-            self._coverage = coverage.Coverage(data_file=None, include=list(self.paths), config_file=False)
-            self._coverage.start()
+            self._lines.start()
             self._run(wanted, is_patient=True)
-            self._coverage.stop()
-            data = self._coverage.get_data()
-            lines = {os.path.relpath(path): data.contexts_by_lineno(path) for path in self.paths}
-            said.write_text(json.dumps([self._seconds, self._failed, lines]))
+            self._lines.stop()
+            said.write_text(json.dumps([self._seconds, self._failed, self._executed]))
             return True
 
         if not _in_copy(learn, LEARN_SECONDS):
             raise SystemExit("the tests did not run to their end without a mutant")
-        seconds, failed, lines = json.loads(said.read_text())
+        seconds, failed, executed = json.loads(said.read_text())
         said.unlink()
         learnt: dict[str, dict[str, Any]] = {
-            name: {"seconds": seconds.get(name, 0.0), "failed": name in failed, "lines": {}} for name in wanted
+            name: {"seconds": seconds.get(name, 0.0), "failed": name in failed, "lines": executed.get(name, {})}
+            for name in wanted
         }
-        for path, contexts in lines.items():
-            for line, names in contexts.items():
-                for name in filter(learnt.__contains__, names):
-                    learnt[name]["lines"].setdefault(path, []).append(int(line))
         if failed:
             print(f"without a mutant these fail, and are left out: {' '.join(failed)}", flush=True)
         return learnt
@@ -175,23 +165,9 @@ class Trying:
 
     def choose(self, path: str, line: int) -> list[str]:
         """Return the tests that execute a line, the fastest first."""
-        name = os.path.relpath(path)
-        usable = [test for test, known in self._learnt.items() if test in self._items and not known["failed"]]
-        tests = [test for test in usable if line in self._learnt[test]["lines"].get(name, ())]
-        if not tests and line not in self.imported[path]:
-            real = [test for test in usable if self._items[test].get_closest_marker("real") is not None]
-            return self._within_seconds(self._spread(real)[:ELSEWHERE])
+        known = [test for test, learnt in self._learnt.items() if test in self._items and not learnt["failed"]]
+        tests = [test for test in known if line in self._learnt[test]["lines"].get(path, ())]
         return self._within_seconds(sorted(tests, key=self._seconds_of))
-
-    def _spread(self, tests: Sequence[str]) -> list[str]:
-        """Return tests in rounds: the fastest of each file, the second of each, and so on."""
-        count = Counter[str]()
-        rounds = dict[str, int]()
-        for test in sorted(tests, key=self._seconds_of):
-            file = test.partition("::")[0]
-            rounds[test] = count[file]
-            count[file] += 1
-        return sorted(rounds, key=lambda test: (rounds[test], self._seconds_of(test)))
 
     def _within_seconds(self, tests: Sequence[str]) -> list[str]:
         left, chosen = TESTS_SECONDS, list[str]()
