@@ -45,7 +45,7 @@ from trimesh.tensor.rules.engine import RuleEngine, engine_of  # noqa: E402
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-MATRIX, HALF, ROW, WINDOW, INDEX = (4, 4), (2, 4), (4,), (3, 2), (0,)
+MATRIX, HALF, ROW, BANDS, WINDOW, INDEX = (4, 4), (2, 4), (4,), (4, 3, 2), (3, 2), (0,)
 
 
 @attrs.frozen
@@ -92,6 +92,8 @@ OPERATIONS = (
     Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [HALF], writes=[0]),
     Operation("aten::copy_", [SLOT, SLOT], [ROW, ROW], writes=[0]),
     Operation("aten::_foreach_mul_.Scalar", [[SLOT, SLOT], 0.5], [MATRIX, ROW], writes=[0, 1]),
+    Operation("aten::unfold", [SLOT, 1, 2, 1], [MATRIX], [BANDS]),
+    Operation("aten::select.int", [SLOT, 0, 1], [BANDS], [WINDOW]),
 )
 RARE_NAMES = ("aten::index_select", "aten::unique_consecutive", "aten::bincount", "aten::_foreach_mul_.Scalar")
 RARE = [place for place, one in enumerate(OPERATIONS) if one.name in RARE_NAMES]
@@ -293,6 +295,10 @@ def inputs(way: str, number: int) -> dict[int, Any]:
     return found
 
 
+SPECS: dict[Any, Any] = {}
+"""Those of inputs, which are the same in each run, as those of results are: operators are learnt for them."""
+
+
 def give(rank: Rank, team: TeamOnRank, mesh: Any, cuts: Sequence[Any], way: str, number: int) -> None:
     """Give a rank the inputs of a program, global ones if there is a mesh."""
     for ref, whole in inputs(way, number).items():
@@ -306,7 +312,8 @@ def give(rank: Rank, team: TeamOnRank, mesh: Any, cuts: Sequence[Any], way: str,
         if placement.is_partial():
             part *= [0.75, 0.25][rank.number]
         like = torch.empty_strided(whole.size(), whole.stride(), device="meta")
-        rank.values[ref] = assemble(part, mesh, [placement], like)
+        made = rank.values[ref] = assemble(part, mesh, [placement], like)
+        made._spec = SPECS.setdefault((rank.number, made._spec), made._spec)
     if way == "twice":
         rank.values[2] = rank.values[1]
     elif way == "one memory":
@@ -492,6 +499,10 @@ VIEWS = {
     "elements that overlap alone": listed(
         *("unfold 0 D", "fill_.Scalar 0 a 3", "sum 0 a", "mul_.Tensor 0 D 2", "sum 0 a", "unfold 0 D", "sum 0 d")
     ),
+    "elements of rows that overlap": listed(
+        *("unfold 1 A", "select.int 3 a", "fill_.Scalar 0 b 3", "sigmoid 0 A", "mul_.Tensor 1 c 2", "select.int 0 A"),
+        *("mul_.Tensor 0 d 2", "sum 0 b", "add_.Tensor 0 A B", "sum 0 b"),
+    ),
     "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
     "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
 }
@@ -522,16 +533,18 @@ def test_views_that_are_copies_are_views(meshes: Any, name: str, monkeypatch: py
             assert_plain(ended, next(plain)[0], may_differ=False)
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize(("is_recorded", "is_sum"), [(False, False), (False, True), (True, False), (True, True)])
 def test_what_has_run_before_runs_no_command_by_itself(
-    meshes: Any, monkeypatch: pytest.MonkeyPatch, alone: Alone, is_recorded: bool
+    meshes: Any, monkeypatch: pytest.MonkeyPatch, alone: Alone, is_recorded: bool, is_sum: bool
 ) -> None:
-    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import Partial, Replicate, Shard
 
     monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
     program = listed("mul.Tensor 0 A 2", "mm 0 a B", "sum.dim_IntList 0 b 0", "add.Tensor 1 b c", "sigmoid 0 d")
+    if is_sum:
+        program = listed("sigmoid 0 A", *["mm 0 a B", "t 0 A", "mul.Tensor 0 c 2", "sigmoid 0 A"])
     program.is_recorded, program.results = is_recorded, [4]
-    cuts = [Shard(0), Replicate(), Replicate(), Replicate(), Replicate()]
+    cuts = [Partial() if is_sum else Shard(0), Replicate(), Replicate(), Replicate(), Replicate()]
     commands: list[int] = []
     ranks = [
         run(SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence), program, cuts, [""] * 4, at, mesh)
@@ -575,6 +588,9 @@ def test_tensors_overlap_in_part_where_torch_refuses_them() -> None:
         found[is_refused] += 1
         assert overlap_in_part(one, other) == is_refused, (one.size(), one.stride(), other.stride())
     assert min(found.values()) > 50
+    memory = torch.arange(40.0)
+    assert not overlap_in_part(memory[4:4], memory[:8])
+    assert not overlap_in_part(memory[:8], memory[4:4])
 
 
 def test_parts_are_those_of_their_boxes(meshes: Any) -> None:
@@ -663,6 +679,29 @@ def test_rank_learns_operators_of_few_tensors_in_so_many_layouts(
         ran.append(len(alone.by_rules))
         assert torch.equal(local_of(rank.values[10 + number]), local_of(rank.values[1 + number % 2]).sigmoid())
     assert ran == expected
+
+
+def test_results_of_learnt_operators_have_one_layout(meshes: Any, alone: Alone) -> None:
+    """So what reads them is learnt, too."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    HERE.rank = 0
+    chain = [("aten::detach", 10, 1), ("aten::t", 11, 10), ("aten::expand", 12, 4), ("aten::select.int", 13, 11)]
+    for placement in (Replicate(), Shard(0), Partial()):
+        (rank, team), reader = a_rank(0), CommandReader(CPU, KERNELS)
+        reader.read(definitions(are_global=True), [])
+        specs: list[list[Any]] = []
+        for _ in range(3):
+            give(rank, team, meshes[0], [placement, *[Replicate()] * 4], "", 0)
+            alone.clear()
+            for name, first, ref in chain:
+                for step in reader.read([code_of(name), first, ref], []):
+                    step.execute(rank, team)
+            specs.append([rank.values[first]._spec for _, first, _ in chain])
+            shared = [engine_of(rank).sums.is_shared(rank.values[ref]) for ref in (1, 10, 11)]
+            assert shared == [placement.is_partial()] * 3
+        assert alone.by_rules == []
+        assert [one is other for one, other in zip(*specs[1:], strict=True)] == [True] * 4
 
 
 def test_functions_see_what_was_written_and_their_writes_are_seen(meshes: Any) -> None:

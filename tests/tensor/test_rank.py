@@ -468,6 +468,19 @@ def test_replays_have_bodies_and_moves_of_their_own() -> None:
     assert [bytes(here.values[ref].tolist()) for ref in (50, 51)] == [b"ff"] * 2
 
 
+def test_kernels_of_a_recording_run_in_each_replay() -> None:
+    """What they write to, and what reads that, is as if each command had come alone."""
+    kernel = Kernel("grow", lambda _rank, _team, value: [value.add_(value.sum()), None][1])
+    here = Here(Kernels({"grow": kernel}, {}, KERNELS.local_replay, KERNELS.local_sequence))
+    grow, add = here.code("trimesh::grow", [SLOT], [-1], [0]), here.code("aten::add.Tensor", [SLOT, SLOT])
+    here.read(RECORD, 3, 0, [[add, 200, 100, 100, grow, 0, 200, add, 201, 200, 100]], [100], [201, 200], [], [])
+    for number in range(1, 5):
+        here.values[4] = torch.full([2], float(number))
+        here.read(REPLAY, 3, 0, 50, [4], 0)
+        assert here.values[51].tolist() == [6 * number] * 2
+        assert here.values[50].tolist() == [7 * number] * 2
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 

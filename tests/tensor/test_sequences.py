@@ -33,7 +33,7 @@ from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRu
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-ADD, SCALE, SORT, WRITE, TURN, MUL, PICK = range(16, 23)
+ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED = range(16, 24)
 DEFINITIONS = [
     DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
@@ -41,6 +41,7 @@ DEFINITIONS = [
     DEFINE, WRITE, ["aten::add_.Tensor", describe([SLOT, SLOT]), describe({}), [-1], [0]],
     DEFINE, TURN, ["aten::t", describe([SLOT]), describe({}), [0], []],
     DEFINE, PICK, ["aten::index_select", describe([SLOT, 0, SLOT]), describe({}), [0], []],
+    DEFINE, FILLED, ["aten::full", describe([[2], NUMBER_SLOT]), describe({}), [0], []],
     DEFINE, MUL, ["aten::mm", describe([SLOT, SLOT]), describe({}), [0], []],
 ]  # fmt: skip
 
@@ -265,6 +266,16 @@ def test_learnt_sequence_makes_a_view_again_only_if_it_is_another_one(reader: Se
         assert torch.equal(rank.values[100 * number + 7], matrix @ (expected.t() @ expected))
     assert watch.names.count("t.default") == 3
     assert watch.names.count("mm.default") == 4
+
+
+def test_sequence_that_is_given_nothing_is_learnt(reader: SequenceReader) -> None:
+    def stream(first: int) -> list[Any]:
+        return [FILLED, first, 2.0, FILLED, first + 1, 3.0, ADD, first + 2, first, first + 1]
+
+    for number in range(1, 5):
+        watch, rank = watched(reader, stream(100 * number), {})
+        assert [rank.values[100 * number + index].tolist() for index in range(3)] == [[2, 2], [3, 3], [5, 5]]
+    assert watch.names == ["full.default", "full.default", "add.Tensor"]
 
 
 def test_views_that_are_results_or_inputs_stay_apart(reader: SequenceReader) -> None:

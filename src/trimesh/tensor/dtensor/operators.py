@@ -166,11 +166,12 @@ class LearntOperator:
             return self._learn(tuple(key), described, operands, rank, team)
         if known.way is None or has_copied_views(rank):
             return described.call(self.by_rules, operands, rank, team)
-        result = described.call(known.way.function, parts)
-        if self.makes_views and not _shares(result, parts[tensors[0]]):
-            return described.call(self.by_rules, operands, rank, team)  # the rules track partial sums
         engine = engine_of(rank)
         engine.counts.all += 1
+        result = described.call(known.way.function, parts)
+        if self.makes_views and not _shares(result, parts[tensors[0]]):
+            engine.counts.all -= 1
+            return described.call(self.by_rules, operands, rank, team)  # the rules track partial sums
         if (
             known.spec is None
             or result.stride() != known.stride
@@ -208,7 +209,7 @@ class LearntOperator:
             return self.by_rules(rank, team, *args, **kwargs)
 
         result = described.call(noting, operands)
-        if has_copied_views(rank) or any(one._spec is not spec for one, spec in zip(leaves, specs, strict=True)):
+        if any(one._spec is not spec for one, spec in zip(leaves, specs, strict=True)):
             return result
         if len(self._known) >= limits.TENSOR_LAYOUTS_LEARNT:
             self._known.clear()
