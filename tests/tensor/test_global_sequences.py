@@ -17,7 +17,19 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh import limits  # noqa: E402 - after the skip
+from tests.tensor.drawn_programs import (  # noqa: E402 - after the skip
+    GIVEN,
+    OPERATIONS,
+    Drawn,
+    code_of,
+    definitions,
+    drawn,
+    listed,
+    recording,
+    streamed,
+)
+
+from trimesh import limits  # noqa: E402
 from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.dtensor.copied_view import copied_views, has_copied_views  # noqa: E402
 from trimesh.tensor.dtensor.operators import operator_on_globals, overlap_in_part  # noqa: E402
@@ -35,8 +47,8 @@ from trimesh.tensor.dtensor.sharding import (  # noqa: E402
 from trimesh.tensor.groups.group import NamedGroup  # noqa: E402
 from trimesh.tensor.groups.groups import register, unregister  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
-from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
-from trimesh.tensor.protocol.messages import DEFINE, FREE, RECORD, REPLAY  # noqa: E402
+from trimesh.tensor.protocol.arguments import SLOT, describe  # noqa: E402
+from trimesh.tensor.protocol.messages import DEFINE, REPLAY  # noqa: E402
 from trimesh.tensor.rank.kernel import Kernels, Poison, laid_out, local_of, memory_of  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
 from trimesh.tensor.rank.reader import CommandReader, SequenceReader  # noqa: E402
@@ -45,74 +57,6 @@ from trimesh.tensor.rules.engine import RuleEngine, engine_of  # noqa: E402
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-MATRIX, HALF, ROW, BANDS, WINDOW, INDEX = (4, 4), (2, 4), (4,), (4, 3, 2), (3, 2), (0,)
-
-
-@attrs.frozen
-class Operation:
-    """An operation of the drawn programs: shapes of its operands, and of its results."""
-
-    name: str
-    args: Sequence[Any]
-    takes: Sequence[tuple[int, ...]]
-    makes: Sequence[tuple[int, ...]] = ()
-    writes: Sequence[int] = ()
-    plain: str = ""
-    numbers: Sequence[Any] = (0.5, 2.0, -1)
-
-
-OPERATIONS = (
-    Operation("aten::add.Tensor", [SLOT, SLOT], [MATRIX, MATRIX], [MATRIX]),
-    Operation("aten::add.Tensor", [SLOT, SLOT], [MATRIX, ROW], [MATRIX]),
-    Operation("aten::mul.Tensor", [SLOT, NUMBER_SLOT], [MATRIX], [MATRIX]),
-    Operation("aten::sigmoid", [SLOT], [MATRIX], [MATRIX]),
-    Operation("aten::mm", [SLOT, SLOT], [MATRIX, MATRIX], [MATRIX]),
-    Operation("aten::t", [SLOT], [MATRIX], [MATRIX]),
-    Operation("aten::detach", [SLOT], [MATRIX], [MATRIX]),
-    Operation("aten::select.int", [SLOT, 0, 1], [MATRIX], [ROW]),
-    Operation("aten::select.int", [SLOT, 1, 2], [MATRIX], [ROW]),
-    Operation("aten::split.Tensor", [SLOT, 2], [MATRIX], [HALF, HALF]),
-    Operation("aten::cat", [[SLOT, SLOT]], [HALF, HALF], [MATRIX]),
-    Operation("aten::sum.dim_IntList", [SLOT, [NUMBER_SLOT]], [MATRIX], [ROW], numbers=(0, 1)),
-    Operation("aten::select.int", [SLOT, NUMBER_SLOT, 1], [MATRIX], [ROW], numbers=(0, 1)),
-    Operation("aten::add.Tensor", [SLOT, NUMBER_SLOT], [ROW], [ROW]),
-    Operation("aten::unfold", [SLOT, 0, 2, 1], [ROW], [WINDOW]),
-    Operation("aten::fill_.Scalar", [SLOT, NUMBER_SLOT], [WINDOW], writes=[0]),
-    Operation("aten::sum", [SLOT], [WINDOW], [()]),
-    Operation("aten::expand", [SLOT, [4, 4]], [ROW], [MATRIX]),
-    Operation("aten::sort", [SLOT], [MATRIX], [MATRIX, INDEX]),
-    Operation("aten::index_select", [SLOT, 0, SLOT], [MATRIX, INDEX], [MATRIX]),
-    Operation("aten::unique_consecutive", [SLOT], [ROW], [(), (), ()]),
-    Operation("aten::bincount", [SLOT], [INDEX], [()]),
-    Operation("aten::add_.Tensor", [SLOT, SLOT], [MATRIX, MATRIX], writes=[0]),
-    Operation("aten::add_.Tensor", [SLOT, SLOT], [MATRIX, ROW], writes=[0]),
-    Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [ROW], writes=[0]),
-    Operation("trimesh::redistribute", [SLOT, (0,)], [MATRIX], [MATRIX, ()], plain="aten::clone"),
-    Operation("trimesh::redistribute", [SLOT, (-1,)], [MATRIX], [MATRIX, ()], plain="aten::clone"),
-    Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [HALF], writes=[0]),
-    Operation("aten::copy_", [SLOT, SLOT], [ROW, ROW], writes=[0]),
-    Operation("aten::_foreach_mul_.Scalar", [[SLOT, SLOT], 0.5], [MATRIX, ROW], writes=[0, 1]),
-    Operation("aten::unfold", [SLOT, 1, 2, 1], [MATRIX], [BANDS]),
-    Operation("aten::select.int", [SLOT, 0, 1], [BANDS], [WINDOW]),
-)
-RARE_NAMES = ("aten::index_select", "aten::unique_consecutive", "aten::bincount", "aten::_foreach_mul_.Scalar")
-RARE = [place for place, one in enumerate(OPERATIONS) if one.name in RARE_NAMES]
-"""Operations that fail for some data, that are not taken apart, or of lists."""
-
-GIVEN = {1: MATRIX, 2: MATRIX, 3: MATRIX, 4: ROW, 5: INDEX}
-
-
-def definitions(*, are_global: bool) -> list[Any]:
-    stream: list[Any] = []
-    for code, one in enumerate(OPERATIONS, 16):
-        outs: list[int] = [*range(len(one.makes))] if one.makes else [-1] * len(one.writes)
-        args, name = list(one.args), one.name
-        if are_global and not one.plain:
-            name = f"global::{name}"
-        elif one.plain and not are_global:
-            name, args, outs = one.plain, args[:1], outs[:1]
-        stream += [DEFINE, code, [name, describe(args), describe({}), outs, list(one.writes)]]
-    return stream
 
 
 def by_rules(name: str, operator: Any) -> Any:
@@ -200,80 +144,6 @@ def on_each(work: Callable[[int], None]) -> None:
         raise failed[0]
 
 
-@attrs.define
-class Drawn:
-    """A program, which names a tensor that is given by (True, number), and one that it makes by (False, number).
-
-    Attributes:
-        is_recorded: Whether it is a recording. Its third input is captured, and then maybe carried.
-        commands: Its commands.
-        results: What it returns, if it is a recording; what else it leaves is of no use to others.
-        carried: What the next replay gets for the third input.
-    """
-
-    is_recorded: bool
-    commands: list[tuple[Any, ...]] = attrs.field(factory=list)
-    results: list[int] = attrs.field(factory=list)
-    carried: list[int] = attrs.field(factory=list)
-
-
-def flat(args: Sequence[Any]) -> list[Any]:
-    return [one for each in args for one in (each if isinstance(each, list) else [each])]
-
-
-def drawn(rng: random.Random) -> Drawn:
-    program = Drawn(rng.random() < 0.5)
-    alive = {(True, ref): shape for ref, shape in GIVEN.items()}
-    made = 0
-    some = [*rng.sample(range(len(OPERATIONS)), 8), *rng.sample(RARE, 1)]
-    for _ in range(rng.randint(6, 24)):
-        if rng.random() < 0.1:
-            choices = [one for one in alive if not (program.is_recorded and one[0])]
-            if choices:
-                gone = rng.choice(choices)
-                del alive[gone]
-                program.commands.append((FREE, [gone]))
-            continue
-        code = rng.choice(some)
-        operation = OPERATIONS[code]
-        places = [[one for one, shape in alive.items() if shape == wanted][-3:] for wanted in operation.takes]
-        if not all(places):
-            continue
-        numbers = [rng.choice(operation.numbers)] if NUMBER_SLOT in flat(operation.args) else []
-        program.commands.append((code + 16, made, [rng.choice(those) for those in places], numbers))
-        alive |= {(False, made + index): shape for index, shape in enumerate(operation.makes)}
-        made += len(operation.makes)
-    left = [number for (is_given, number), shape in alive.items() if shape and not is_given]
-    program.results = rng.sample(left, len(left) // 2)
-    others = [number for number in left if number not in program.results and alive[False, number] == MATRIX]
-    program.carried = others[:1]
-    return program
-
-
-def streamed(program: Drawn, first: int) -> list[Any]:
-    """Return the commands as a stream that makes tensors from a ref on."""
-
-    def ref(one: tuple[bool, int]) -> int:
-        if one[0]:
-            return one[1] + (900 if program.is_recorded and one[1] != 3 else 0)
-        return first + one[1]
-
-    stream: list[Any] = []
-    for code, *rest in program.commands:
-        if code == FREE:
-            stream += [FREE, [ref(one) for one in rest[0]]]
-        else:
-            stream += [code, first + rest[0], *map(ref, rest[1]), *rest[2]]
-    return stream
-
-
-def recording(program: Drawn) -> list[Any]:
-    formals = [900 + ref for ref in GIVEN if ref != 3]
-    results, carried = ([1000 + one for one in those] for those in (program.results, program.carried))
-    pairs = [[one, 3] for one in carried]
-    return [RECORD, 1, 0, [streamed(program, 1000)], formals, results, [3], pairs]
-
-
 def a_rank(number: int) -> tuple[Rank, TeamOnRank]:
     outside: Any = SimpleNamespace(leave=lambda *_, **__: None, reply=lambda *_: None)
     rank, team = Rank("procs", Extent(gpus=2), number, CPU, outside), TeamOnRank(1, Extent(gpus=2), [0], [], 0, 0)
@@ -295,12 +165,23 @@ def inputs(way: str, number: int) -> dict[int, Any]:
     return found
 
 
+ELSEWHERE = 6
+"""A tensor that no program uses."""
+
 SPECS: dict[Any, Any] = {}
-"""Those of inputs, which are the same in each run, as those of results are: operators are learnt for them."""
+
+
+def lay_as_before(rank: Rank) -> None:
+    """Let the inputs have the very layouts of earlier ones, as results have: operators are learnt for them."""
+    for ref in GIVEN:
+        spec = getattr(rank.values.get(ref), "_spec", None)
+        if spec is not None:
+            rank.values[ref]._spec = SPECS.setdefault((rank.number, spec), spec)
 
 
 def give(rank: Rank, team: TeamOnRank, mesh: Any, cuts: Sequence[Any], way: str, number: int) -> None:
     """Give a rank the inputs of a program, global ones if there is a mesh."""
+    rank.values.pop(ELSEWHERE, None)
     for ref, whole in inputs(way, number).items():
         placement = cuts[2 if ref == 2 and way == "layout" else ref - 1]
         if mesh is None:
@@ -312,15 +193,14 @@ def give(rank: Rank, team: TeamOnRank, mesh: Any, cuts: Sequence[Any], way: str,
         if placement.is_partial():
             part *= [0.75, 0.25][rank.number]
         like = torch.empty_strided(whole.size(), whole.stride(), device="meta")
-        made = rank.values[ref] = assemble(part, mesh, [placement], like)
-        made._spec = SPECS.setdefault((rank.number, made._spec), made._spec)
+        rank.values[ref] = assemble(part, mesh, [placement], like)
     if way == "twice":
         rank.values[2] = rank.values[1]
-    elif way == "one memory":
+    elif way in ("one memory", "view elsewhere"):
         alias = torch.ops.aten.detach.default
-        one = rank.values[1]
+        one, ref = (rank.values[1], 2) if way == "one memory" else (rank.values[4], ELSEWHERE)
         named = operator_on_globals("aten::detach", alias)
-        rank.values[2] = alias(one) if mesh is None else named.function(rank, team, one)
+        rank.values[ref] = alias(one) if mesh is None else named.function(rank, team, one)
     elif way == "poison":
         rank.values[3] = Poison(1, 0, "given", ValueError("given"))
     elif way == "gone":  # a recording has it
@@ -410,6 +290,8 @@ def run(
         if not program.is_recorded:
             rank.values.clear()
         give(rank, team, mesh, cuts, way, at)
+        if isinstance(reader, CommandReader):
+            lay_as_before(rank)
         stream = streamed(program, 1000 + 100 * at)
         if program.is_recorded:
             stream = [] if at else recording(program)
@@ -461,22 +343,6 @@ def assert_learnt(rank: Rank, alone: Alone, *, are_sequences: bool) -> None:
         assert alone.by_rules.count(engine_of(rank)) < len(alone.by_rules) / 4
 
 
-def listed(*lines: str) -> Drawn:
-    """Return a program: each line has a name of an operation, its place among those of the name, and operands.
-
-    Capitals are given, small letters made, in order.
-    """
-    program, made = Drawn(is_recorded=False), 0
-    for line in lines:
-        name, place, *words = line.split()
-        code = [at for at, one in enumerate(OPERATIONS) if one.name == f"aten::{name}"][int(place)]
-        refs = [(one.isupper(), ord(one.lower()) - ord("a") + one.isupper()) for one in words if one.isalpha()]
-        numbers = [float(one) if "." in one else int(one) for one in words if not one.isalpha()]
-        program.commands.append((code + 16, made, refs, numbers))
-        made += len(OPERATIONS[code].makes)
-    return program
-
-
 VIEWS = {
     "base is written to": listed("select.int 0 A", "add_.Tensor 0 A B", "add.Tensor 1 B a", "add_.Tensor 1 B a"),
     "view is written to": listed("select.int 0 A", "mul_.Tensor 0 a 2", "mul.Tensor 0 A 0.5", "sigmoid 0 A"),
@@ -502,6 +368,10 @@ VIEWS = {
     "elements of rows that overlap": listed(
         *("unfold 1 A", "select.int 3 a", "fill_.Scalar 0 b 3", "sigmoid 0 A", "mul_.Tensor 1 c 2", "select.int 0 A"),
         *("mul_.Tensor 0 d 2", "sum 0 b", "add_.Tensor 0 A B", "sum 0 b"),
+    ),
+    "some of the elements that overlap": listed(
+        *("select.int 0 A", "unfold 0 a", "fill_diagonal_ 0 b 3", "sigmoid 0 A", "sum 0 b", "fill_diagonal_ 0 b 0.5"),
+        *("sum 0 b", "sigmoid 0 a", "unfold 0 D", "fill_diagonal_ 0 g 2", "sum 0 g", "add.Tensor 1 A D"),
     ),
     "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
     "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
@@ -530,7 +400,9 @@ def test_views_that_are_copies_are_views(meshes: Any, name: str, monkeypatch: py
                 ended[number] = next(mine[number])[0]
 
             on_each(step)
-            assert_plain(ended, next(plain)[0], may_differ=False)
+            expected = next(plain)[0]
+            assert (Poison in map(type, expected.values.values())) == (name == "refused")
+            assert_plain(ended, expected, may_differ=False)
 
 
 @pytest.mark.parametrize(("is_recorded", "is_sum"), [(False, False), (False, True), (True, False), (True, True)])
@@ -653,10 +525,6 @@ def test_tensors_of_functions_are_checked(meshes: Any) -> None:
     on_each(step)
 
 
-def code_of(name: str, place: int = 0) -> int:
-    return 16 + [at for at, one in enumerate(OPERATIONS) if one.name == name][place]
-
-
 @pytest.mark.parametrize(("name", "limit", "count", "expected"), [
     ("LAYOUTS", 1, 6, [1] * 6), ("LAYOUTS", 2, 6, [1, 1, 0, 0, 0, 0]),
     ("OPERANDS", 0, 2, [1, 1]), ("OPERANDS", 1, 3, [1, 1, 0]),
@@ -693,6 +561,7 @@ def test_results_of_learnt_operators_have_one_layout(meshes: Any, alone: Alone) 
         specs: list[list[Any]] = []
         for _ in range(3):
             give(rank, team, meshes[0], [placement, *[Replicate()] * 4], "", 0)
+            lay_as_before(rank)
             alone.clear()
             for name, first, ref in chain:
                 for step in reader.read([code_of(name), first, ref], []):
@@ -702,6 +571,40 @@ def test_results_of_learnt_operators_have_one_layout(meshes: Any, alone: Alone) 
             assert shared == [placement.is_partial()] * 3
         assert alone.by_rules == []
         assert [one is other for one, other in zip(*specs[1:], strict=True)] == [True] * 4
+
+
+def test_learnt_operator_takes_a_tensor_that_each_rank_has_for_a_whole_one(meshes: Any) -> None:
+    from torch.distributed.tensor import Shard
+
+    HERE.rank = 1
+    (rank, team), reader = a_rank(1), CommandReader(CPU, KERNELS)
+    reader.read(definitions(are_global=True), [])
+    part, row = torch.ones(2, 4), torch.arange(4.0)
+    rank.values.update({1: assemble(part, meshes[1], [Shard(0)], torch.empty(4, 4, device="meta")), 4: row})
+    for _ in range(3):
+        for step in reader.read([code_of("aten::add.Tensor"), 10, 1, 4], []):
+            step.execute(rank, team)
+        assert rank.values[10].placements == (Shard(0),)
+        assert torch.equal(local_of(rank.values[10]), part + row)
+
+
+def test_learnt_operator_may_return_its_operand(meshes: Any) -> None:
+    from torch.distributed.tensor import Replicate
+
+    HERE.rank = 0
+    (rank, team), name = a_rank(0), "aten::resolve_conj"
+    reader = CommandReader(CPU, KERNELS)
+    reader.read([DEFINE, 16, [f"global::{name}", describe([SLOT]), describe({}), [0], []]], [])
+    one, other = torch.ones(2, dtype=torch.complex64) * 1j, (torch.ones(2, dtype=torch.complex64) * 1j).conj()
+    rank.values.update(
+        {1: assemble(one, meshes[0], [Replicate()], one), 2: assemble(other, meshes[0], [Replicate()], one)}
+    )
+    rank.values[1]._spec = rank.values[2]._spec
+    for ref in (2, 1, 2, 1):
+        for step in reader.read([16, 10, ref], []):
+            step.execute(rank, team)
+        assert (rank.values[10] is rank.values[ref]) == (ref == 1)
+        assert torch.equal(local_of(rank.values[10]), local_of(rank.values[ref]))
 
 
 def test_functions_see_what_was_written_and_their_writes_are_seen(meshes: Any) -> None:
@@ -764,20 +667,11 @@ def test_global_tensor_is_laid_out_anew_in_its_parts(meshes: Any) -> None:
         assert found.device_mesh is meshes[0]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_sequences_on_global_tensors_leave_what_their_commands_leave(
-    meshes: Any, seed: int, monkeypatch: pytest.MonkeyPatch, alone: Alone
-) -> None:
-    """Of other strides, one tensor twice, two of one memory, other data, a poisoned input: as each command alone."""
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
-    rng = random.Random(seed)
-    program = drawn(rng)
-    are_sequences = seed % 4 > 0  # or single operators
-    cuts = [rng.choice([Replicate(), Shard(0), Shard(1), Partial()]) for _ in range(3)]
-    cuts += [rng.choice([Replicate(), Shard(0), Partial()]), Replicate()]
-    ways = ["", "", "", *rng.sample(WAYS[: 9 if program.is_recorded else 8], 4), ""]
+def assert_learnt_leaves_what_rules_leave(
+    meshes: Any, alone: Alone, program: Drawn, cuts: Sequence[Any], ways: Sequence[str], *, are_sequences: bool,
+    is_learnt: bool = True,
+) -> None:  # fmt: skip
+    """Run a program by what was learnt, by the rules, and in plain torch, once for each way of its inputs."""
 
     def learning(number: int, mesh: Any) -> Iterator[tuple[Rank, TeamOnRank]]:
         reader: Any = CommandReader(CPU, attrs.evolve(KERNELS, local_replay=no_replay))
@@ -802,5 +696,81 @@ def test_sequences_on_global_tensors_leave_what_their_commands_leave(
         alone.clear()
         on_each(both)
         assert_plain(ended, next(plain)[0])
-    for rank in ended:
+    for rank in ended if is_learnt else ():
         assert_learnt(rank, alone, are_sequences=are_sequences)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sequences_on_global_tensors_leave_what_their_commands_leave(
+    meshes: Any, seed: int, monkeypatch: pytest.MonkeyPatch, alone: Alone
+) -> None:
+    """Of other strides, one tensor twice, two of one memory, other data, a poisoned input: as each command alone."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    rng = random.Random(seed)
+    program = drawn(rng)
+    cuts = [rng.choice([Replicate(), Shard(0), Shard(1), Partial()]) for _ in range(3)]
+    cuts += [rng.choice([Replicate(), Shard(0), Partial()]), Replicate()]
+    ways = ["", "", "", *rng.sample(WAYS[: 9 if program.is_recorded else 8], 4), ""]
+    assert_learnt_leaves_what_rules_leave(meshes, alone, program, cuts, ways, are_sequences=seed % 4 > 0)
+
+
+TIMES = ("", "", "", "")
+"""In which an input is as before: learnt by the fourth."""
+
+LISTED = {
+    "layout": (listed("mul.Tensor 0 B 2", "mm 0 A C", "add.Tensor 0 a b"), ["layout", "", "layout"]),
+    "sum that is added up": (
+        listed("unique_consecutive 0 D", "add.Tensor 2 D 2", "mul.Tensor 0 A 0.5", "t 0 e"),
+        ["", "twice", ""],
+    ),
+    "sum of two": (
+        listed("add.Tensor 0 B C", "mul.Tensor 0 B 2", "sigmoid 0 C", "t 0 B", "add.Tensor 0 d a"),
+        ["layout", "", "layout"],
+    ),
+    "views": (
+        listed("detach 0 C", "t 0 C", "sigmoid 0 a", "add.Tensor 0 C b", "mul.Tensor 0 a 2"),
+        ["layout", "one memory"],
+    ),
+    "sum that is added up, with a view elsewhere": (
+        listed("add.Tensor 2 D 2", "add.Tensor 1 A D", "mul.Tensor 0 b 2"),
+        ["view elsewhere", "view elsewhere", "", "view elsewhere"],
+    ),
+    "sum that is made, and added up": (
+        listed("sum.dim_IntList 0 A 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 A 2"),
+        ["", "twice", ""],
+    ),
+    "sum that is added up, with its view": (
+        listed("detach 0 D", "unique_consecutive 0 D", "add.Tensor 2 D 2", "add.Tensor 2 a 2", "t 0 A"),
+        ["", ""],
+    ),
+    "write": (listed("detach 0 C", "add_.Tensor 0 C B", "sigmoid 0 C", "mul.Tensor 0 a 2", "mm 0 a B"), ["twice", ""]),
+    "failure of what runs as it is": (
+        listed("mul.Tensor 0 A 2", "mm 0 a B", "bincount 0 E", "sigmoid 0 b", "index_select 0 A E", "t 0 B"),
+        ["negative", "index", "negative", ""],
+    ),
+    "failure": (
+        listed("mul.Tensor 0 A 2", "index_select 0 A E", "mm 0 a B", "t 0 b"),
+        ["index", "", "index", "poison"],
+    ),
+}
+"""Programs, and how their inputs differ after some times."""
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("name", LISTED)
+def test_listed_sequences_leave_what_their_commands_leave(
+    meshes: Any, name: str, is_recorded: bool, monkeypatch: pytest.MonkeyPatch, alone: Alone
+) -> None:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    listed_program, ways = LISTED[name]
+    program = attrs.evolve(listed_program, is_recorded=is_recorded)
+    shapes = [shape for code, *_ in program.commands for shape in OPERATIONS[code - 16].makes]
+    program.results = [number for number, shape in enumerate(shapes) if shape]
+    cuts = [Shard(0), Replicate(), Partial(), Partial(), Replicate()]
+    assert_learnt_leaves_what_rules_leave(
+        meshes, alone, program, cuts, [*TIMES, *ways, ""], are_sequences=True, is_learnt="with its view" not in name
+    )

@@ -481,6 +481,20 @@ def test_kernels_of_a_recording_run_in_each_replay() -> None:
         assert here.values[50].tolist() == [7 * number] * 2
 
 
+def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -> None:
+    elsewhere = torch.ones(2)
+    kernel = Kernel("more", lambda _rank, _team, value: value + elsewhere, operator=torch.ops.aten.neg.default)
+    here = Here(Kernels({"more": kernel}, {}, KERNELS.local_replay, KERNELS.local_sequence))
+    more, add = here.code("trimesh::more", [SLOT]), here.code("aten::add.Tensor", [SLOT, SLOT])
+    here.read(RECORD, 3, 0, [[add, 200, 100, 100, more, 201, 200, add, 202, 201, 200]], [100], [202], [], [])
+    here.values[4] = torch.ones(2)
+    for number in range(1, 5):
+        here.read(REPLAY, 3, 0, 50, [4], 0)
+        assert here.values[50].tolist() == [4 + number] * 2
+        elsewhere += 1
+    assert here.team.failed == []
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 

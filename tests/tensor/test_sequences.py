@@ -33,7 +33,7 @@ from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRu
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED = range(16, 24)
+ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT = range(16, 26)
 DEFINITIONS = [
     DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
@@ -42,6 +42,8 @@ DEFINITIONS = [
     DEFINE, TURN, ["aten::t", describe([SLOT]), describe({}), [0], []],
     DEFINE, PICK, ["aten::index_select", describe([SLOT, 0, SLOT]), describe({}), [0], []],
     DEFINE, FILLED, ["aten::full", describe([[2], NUMBER_SLOT]), describe({}), [0], []],
+    DEFINE, LOSS, ["aten::kl_div", describe([SLOT, SLOT]), describe({}), [0], []],
+    DEFINE, FLAT, ["aten::flatten.using_ints", describe([SLOT]), describe({}), [0], []],
     DEFINE, MUL, ["aten::mm", describe([SLOT, SLOT]), describe({}), [0], []],
 ]  # fmt: skip
 
@@ -199,7 +201,7 @@ def watched(reader: SequenceReader, stream: list[Any], values: dict[int, Any]) -
 def test_learnt_sequence_keeps_what_it_makes_no_longer_than_its_commands_do(reader: SequenceReader) -> None:
     def chain(first: int) -> list[Any]:
         """Make a tensor of the one before, and free that; two results of `sort` are never read."""
-        stream = [SCALE, first, 1, 2, SORT, first + 1, first, FREE, [first, first + 2]]
+        stream = [LOSS, first + 10, 1, 2, SCALE, first, 1, 2, SORT, first + 1, first, FREE, [first, first + 2]]
         for ref in range(first + 3, first + 8):
             stream += [
                 ADD,
@@ -215,9 +217,10 @@ def test_learnt_sequence_keeps_what_it_makes_no_longer_than_its_commands_do(read
     assert [type(one) for one in reader.read(chain(900), [])] == [SequenceRun]
     alone, learnt = found[0][0], found[-1][0]
     assert learnt.names == alone.names
-    assert learnt.alive == [1, 3, *[2] * 5, 2, 3]
+    assert len(learnt.names) > 12  # the loss has several
     assert all(mine <= others for mine, others in zip(learnt.alive, alone.alive, strict=True))
-    assert learnt.left == alone.left == 2
+    assert learnt.alive[-8:] == [4, *[3] * 5, 3, 4]
+    assert learnt.left == alone.left == 3
     assert torch.equal(found[-1][1].values[409], found[0][1].values[109])
 
 
@@ -266,6 +269,26 @@ def test_learnt_sequence_makes_a_view_again_only_if_it_is_another_one(reader: Se
         assert torch.equal(rank.values[100 * number + 7], matrix @ (expected.t() @ expected))
     assert watch.names.count("t.default") == 3
     assert watch.names.count("mm.default") == 4
+
+
+def test_views_are_there_when_a_command_between_them_and_their_end_fails(reader: SequenceReader) -> None:
+    def stream(first: int) -> list[Any]:
+        words = [TURN, first, 8, TURN, first + 1, 8, MUL, first + 2, first, first + 1, PICK, first + 3, 8, 9]
+        return [*words, MUL, first + 4, first + 1, first + 2, FREE, [first, first + 1]]
+
+    matrix = torch.arange(9.0).reshape(3, 3)
+    turned = matrix.t()
+    for number in range(1, 6):
+        _, rank = watched(reader, stream(100 * number), {8: matrix, 9: torch.tensor([3 if number > 4 else 0])})
+        assert (type(rank.values[100 * number + 3]) is Poison) == (number > 4)
+        assert torch.equal(rank.values[100 * number + 4], turned @ (turned @ turned))
+
+
+def test_sequence_is_learnt_anew_for_another_size(reader: SequenceReader) -> None:
+    for number, rows in enumerate([2, 2, 2, 4, 4, 2], 1):
+        matrix, first = torch.arange(3.0 * rows).reshape(rows, 3), 100 * number
+        _, rank = watched(reader, [FLAT, first, 8, ADD, first + 1, first, first], {8: matrix})
+        assert torch.equal(rank.values[first + 1], 2 * matrix.flatten())
 
 
 def test_sequence_that_is_given_nothing_is_learnt(reader: SequenceReader) -> None:

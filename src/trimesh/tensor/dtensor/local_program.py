@@ -7,7 +7,7 @@ LP-3 A command that cannot be decomposed (a user's function, a move) runs as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
@@ -331,7 +331,7 @@ class LocalProgram:
             if ref not in there:
                 rank.values[ref] = slots.value(number)
         if self.makes_parts:
-            self._tell_of_parts(rank, slots, {number for number in live.values() if self.values[number].slot >= 0})
+            self._tell_of_parts(rank, slots, live.values())
 
     def _count(self, rank: Rank, done: int) -> None:
         """Count the operators of some steps; those that ran by the rules have counted themselves."""
@@ -342,10 +342,10 @@ class LocalProgram:
             if ran is not None:
                 counts.add(ran)
 
-    def _tell_of_parts(self, rank: Rank, slots: Slots, made: set[int]) -> None:
+    def _tell_of_parts(self, rank: Rank, slots: Slots, made: Iterable[int]) -> None:
         """Register partial tensors with the rules, which track those that share memory."""
         sums = engine_of(rank).sums
-        for number in (*made, *range(len(self.externals))):
+        for number in {*made, *range(len(self.externals))}:
             value = slots.found(number)
             if value is not None and is_in_parts(getattr(value, "_spec", None)):
                 sums.viewed(value, [value])
@@ -378,7 +378,7 @@ class NotedCall:
     Attributes:
         operator: The torch operator.
         args, kwargs: Its arguments, with a `PartSlot` for each part.
-        outs: Slots of its results; -1 for a result that existed before.
+        outs: Slots of its results; -1 for None.
         is_list: Whether it returns a list.
     """
 
@@ -465,11 +465,10 @@ _BOUND: Final = {
 
 def _callable(operator: Any) -> Any:
     """Return the fastest way to call an operator."""
-    space, _, name = operator.name().partition("::")
-    if space == "_c10d_functional":
+    if operator.namespace == "_c10d_functional":
         return _without_autograd(operator)
-    owner = _BOUND.get(name) if space == "aten" else None
-    return operator if owner is None else getattr(owner, name.partition(".")[0])
+    name = operator.name().removeprefix("aten::")
+    return getattr(_BOUND[name], name.partition(".")[0]) if name in _BOUND else operator
 
 
 def _without_autograd(operator: Any) -> Any:

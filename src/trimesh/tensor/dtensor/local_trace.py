@@ -129,7 +129,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         if any(tag in operator.tags for tag in _VARYING):
             raise NotLocal(f"results of {operator} depend on data")
         marked, named = self._marked(list(args)), {name: self._marked(one) for name, one in kwargs.items()}
-        outs = [-1 if one is None or one in self.slots else self._made(one) for one in found]
+        outs = [-1 if one is None else self._made(one) for one in found]
         self.calls.append(NotedCall(operator, marked, named, outs, is_list))
 
     def _marked(self, value: Any) -> Any:

@@ -81,7 +81,8 @@ def part_on_rank(value: DTensor) -> tuple[Box, torch.Tensor, DTensor]:
 
 def is_first_replica(value: DTensor) -> bool:
     """Return whether this rank is the first of the replicas of its part."""
-    places = zip(value.placements, value.device_mesh.get_coordinate() or (), strict=True)
+    mesh: Any = value.device_mesh
+    places = zip(value.placements, mesh.get_coordinate(), strict=True)
     return all(index == 0 for placement, index in places if not placement.is_shard())
 
 
@@ -138,7 +139,7 @@ def adopted(name: str, value: DTensor, mesh: Any, stride: Sequence[int] = ()) ->
     if hasattr(local, "wait"):  # result of an asynchronous collective
         local = local.wait()
     sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
-    _, expected = local_part(value.size(), cuts, sizes, mesh.get_coordinate() or ())
+    _, expected = local_part(value.size(), cuts, sizes, mesh.get_coordinate())
     if list(local.size()) != expected:
         raise refused(
             f"cut as torch.chunk cuts, {expected} of {list(value.size())} on this rank",

@@ -1,0 +1,176 @@
+"""Programs of commands for ranks, drawn by a seed or listed: on tensors that are given, and those that they make."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe
+from trimesh.tensor.protocol.messages import DEFINE, FREE, RECORD
+
+MATRIX, HALF, ROW, BANDS, WINDOW, INDEX = (4, 4), (2, 4), (4,), (4, 3, 2), (3, 2), (0,)
+
+
+@attrs.frozen
+class Operation:
+    """An operation of the drawn programs: shapes of its operands, and of its results."""
+
+    name: str
+    args: Sequence[Any]
+    takes: Sequence[tuple[int, ...]]
+    makes: Sequence[tuple[int, ...]] = ()
+    writes: Sequence[int] = ()
+    plain: str = ""
+    numbers: Sequence[Any] = (0.5, 2.0, -1)
+
+
+OPERATIONS = (
+    Operation("aten::add.Tensor", [SLOT, SLOT], [MATRIX, MATRIX], [MATRIX]),
+    Operation("aten::add.Tensor", [SLOT, SLOT], [MATRIX, ROW], [MATRIX]),
+    Operation("aten::mul.Tensor", [SLOT, NUMBER_SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::sigmoid", [SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::mm", [SLOT, SLOT], [MATRIX, MATRIX], [MATRIX]),
+    Operation("aten::t", [SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::detach", [SLOT], [MATRIX], [MATRIX]),
+    Operation("aten::select.int", [SLOT, 0, 1], [MATRIX], [ROW]),
+    Operation("aten::select.int", [SLOT, 1, 2], [MATRIX], [ROW]),
+    Operation("aten::split.Tensor", [SLOT, 2], [MATRIX], [HALF, HALF]),
+    Operation("aten::cat", [[SLOT, SLOT]], [HALF, HALF], [MATRIX]),
+    Operation("aten::sum.dim_IntList", [SLOT, [NUMBER_SLOT]], [MATRIX], [ROW], numbers=(0, 1)),
+    Operation("aten::select.int", [SLOT, NUMBER_SLOT, 1], [MATRIX], [ROW], numbers=(0, 1)),
+    Operation("aten::add.Tensor", [SLOT, NUMBER_SLOT], [ROW], [ROW]),
+    Operation("aten::unfold", [SLOT, 0, 2, 1], [ROW], [WINDOW]),
+    Operation("aten::fill_.Scalar", [SLOT, NUMBER_SLOT], [WINDOW], writes=[0]),
+    Operation("aten::sum", [SLOT], [WINDOW], [()]),
+    Operation("aten::expand", [SLOT, [4, 4]], [ROW], [MATRIX]),
+    Operation("aten::sort", [SLOT], [MATRIX], [MATRIX, INDEX]),
+    Operation("aten::index_select", [SLOT, 0, SLOT], [MATRIX, INDEX], [MATRIX]),
+    Operation("aten::unique_consecutive", [SLOT], [ROW], [(), (), ()]),
+    Operation("aten::bincount", [SLOT], [INDEX], [()]),
+    Operation("aten::add_.Tensor", [SLOT, SLOT], [MATRIX, MATRIX], writes=[0]),
+    Operation("aten::add_.Tensor", [SLOT, SLOT], [MATRIX, ROW], writes=[0]),
+    Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [ROW], writes=[0]),
+    Operation("trimesh::redistribute", [SLOT, (0,)], [MATRIX], [MATRIX, ()], plain="aten::clone"),
+    Operation("trimesh::redistribute", [SLOT, (-1,)], [MATRIX], [MATRIX, ()], plain="aten::clone"),
+    Operation("aten::mul_.Tensor", [SLOT, NUMBER_SLOT], [HALF], writes=[0]),
+    Operation("aten::copy_", [SLOT, SLOT], [ROW, ROW], writes=[0]),
+    Operation("aten::_foreach_mul_.Scalar", [[SLOT, SLOT], 0.5], [MATRIX, ROW], writes=[0, 1]),
+    Operation("aten::unfold", [SLOT, 1, 2, 1], [MATRIX], [BANDS]),
+    Operation("aten::select.int", [SLOT, 0, 1], [BANDS], [WINDOW]),
+    Operation("aten::fill_diagonal_", [SLOT, NUMBER_SLOT], [WINDOW], writes=[0]),
+)
+RARE_NAMES = ("aten::index_select", "aten::unique_consecutive", "aten::bincount", "aten::_foreach_mul_.Scalar")
+RARE = [place for place, one in enumerate(OPERATIONS) if one.name in RARE_NAMES]
+"""Operations that fail for some data, that are not taken apart, or of lists."""
+
+GIVEN = {1: MATRIX, 2: MATRIX, 3: MATRIX, 4: ROW, 5: INDEX}
+
+
+def definitions(*, are_global: bool) -> list[Any]:
+    stream: list[Any] = []
+    for code, one in enumerate(OPERATIONS, 16):
+        outs: list[int] = [*range(len(one.makes))] if one.makes else [-1]
+        args, name = list(one.args), one.name
+        if are_global and not one.plain:
+            name = f"global::{name}"
+        elif one.plain and not are_global:
+            name, args, outs = one.plain, args[:1], outs[:1]
+        stream += [DEFINE, code, [name, describe(args), describe({}), outs, list(one.writes)]]
+    return stream
+
+
+def code_of(name: str, place: int = 0) -> int:
+    return 16 + [at for at, one in enumerate(OPERATIONS) if one.name == name][place]
+
+
+@attrs.define
+class Drawn:
+    """A program, which names a tensor that is given by (True, number), and one that it makes by (False, number).
+
+    Attributes:
+        is_recorded: Whether it is a recording. Its third input is captured, and then maybe carried.
+        commands: Its commands.
+        results: What it returns, if it is a recording; what else it leaves is of no use to others.
+        carried: What the next replay gets for the third input.
+    """
+
+    is_recorded: bool
+    commands: list[tuple[Any, ...]] = attrs.field(factory=list)
+    results: list[int] = attrs.field(factory=list)
+    carried: list[int] = attrs.field(factory=list)
+
+
+def flat(args: Sequence[Any]) -> list[Any]:
+    return [one for each in args for one in (each if isinstance(each, list) else [each])]
+
+
+def drawn(rng: random.Random) -> Drawn:
+    program = Drawn(rng.random() < 0.5)
+    alive = {(True, ref): shape for ref, shape in GIVEN.items()}
+    made = 0
+    some = [*rng.sample(range(len(OPERATIONS)), 8), *rng.sample(RARE, 1)]
+    for _ in range(rng.randint(6, 24)):
+        if rng.random() < 0.1:
+            choices = [one for one in alive if not (program.is_recorded and one[0])]
+            if choices:
+                gone = rng.choice(choices)
+                del alive[gone]
+                program.commands.append((FREE, [gone]))
+            continue
+        code = rng.choice(some)
+        operation = OPERATIONS[code]
+        places = [[one for one, shape in alive.items() if shape == wanted][-3:] for wanted in operation.takes]
+        if not all(places):
+            continue
+        numbers = [rng.choice(operation.numbers)] if NUMBER_SLOT in flat(operation.args) else []
+        program.commands.append((code + 16, made, [rng.choice(those) for those in places], numbers))
+        alive |= {(False, made + index): shape for index, shape in enumerate(operation.makes)}
+        made += len(operation.makes)
+    left = [number for (is_given, number), shape in alive.items() if shape and not is_given]
+    program.results = rng.sample(left, len(left) // 2)
+    others = [number for number in left if number not in program.results and alive[False, number] == MATRIX]
+    program.carried = others[:1]
+    return program
+
+
+def streamed(program: Drawn, first: int) -> list[Any]:
+    """Return the commands as a stream that makes tensors from a ref on."""
+
+    def ref(one: tuple[bool, int]) -> int:
+        if one[0]:
+            return one[1] + (900 if program.is_recorded and one[1] != 3 else 0)
+        return first + one[1]
+
+    stream: list[Any] = []
+    for code, *rest in program.commands:
+        if code == FREE:
+            stream += [FREE, [ref(one) for one in rest[0]]]
+        else:
+            stream += [code, first + rest[0], *map(ref, rest[1]), *rest[2]]
+    return stream
+
+
+def recording(program: Drawn) -> list[Any]:
+    formals = [900 + ref for ref in GIVEN if ref != 3]
+    results, carried = ([1000 + one for one in those] for those in (program.results, program.carried))
+    pairs = [[one, 3] for one in carried]
+    return [RECORD, 1, 0, [streamed(program, 1000)], formals, results, [3], pairs]
+
+
+def listed(*lines: str) -> Drawn:
+    """Return a program: each line has a name of an operation, its place among those of the name, and operands.
+
+    Capitals are given, small letters made, in order.
+    """
+    program, made = Drawn(is_recorded=False), 0
+    for line in lines:
+        name, place, *words = line.split()
+        code = [at for at, one in enumerate(OPERATIONS) if one.name == f"aten::{name}"][int(place)]
+        refs = [(one.isupper(), ord(one.lower()) - ord("a") + one.isupper()) for one in words if one.isalpha()]
+        numbers = [float(one) if "." in one else int(one) for one in words if not one.isalpha()]
+        program.commands.append((code + 16, made, refs, numbers))
+        made += len(OPERATIONS[code].makes)
+    return program
