@@ -1,14 +1,9 @@
-"""Sequences and recordings on global tensors leave what their commands leave, by the rules and in plain torch.
-
-Two ranks are threads of this process. They are connected by gloo, over the loopback.
-"""
+"""Sequences and recordings on global tensors leave what their commands leave, by the rules and in plain torch."""
 
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +23,9 @@ from tests.tensor.drawn_programs import (  # noqa: E402 - after the skip
     recording,
     streamed,
 )
+from tests.tensor.two_ranks import HERE, a_rank, on_each, open_meshes  # noqa: E402
 
 from trimesh import limits  # noqa: E402
-from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.dtensor.copied_view import copied_views, has_copied_views  # noqa: E402
 from trimesh.tensor.dtensor.operators import operator_on_globals, overlap_in_part  # noqa: E402
 from trimesh.tensor.dtensor.sharding import (  # noqa: E402
@@ -44,8 +39,6 @@ from trimesh.tensor.dtensor.sharding import (  # noqa: E402
     placements_by_label,
     unsummed,
 )
-from trimesh.tensor.groups.group import NamedGroup  # noqa: E402
-from trimesh.tensor.groups.groups import register, unregister  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import SLOT, describe  # noqa: E402
 from trimesh.tensor.protocol.messages import DEFINE, REPLAY  # noqa: E402
@@ -70,85 +63,7 @@ def no_replay() -> Any:
 UNLEARNT = Kernels(KERNELS.by_name, {"global": by_rules}, no_replay, no_replay)
 
 
-class Here(threading.local):
-    """The rank of each thread."""
-
-    rank = 0
-
-
-HERE = Here()
-
-
-class EachRank(NamedGroup):
-    """Torch's default group, which only gives ranks: it connects none."""
-
-    def rank(self) -> int:
-        return HERE.rank
-
-
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[list[Any]]:
-    """The device mesh of each of two ranks."""
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
-    from torch.distributed.device_mesh import DeviceMesh
-
-    store = dist.HashStore()
-    groups: list[Any] = [None, None]
-
-    def connect(rank: int) -> None:
-        made: Any = dist.ProcessGroup(store, rank, 2)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=5)
-        made._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        backend = dist.ProcessGroupGloo(store, rank, 2, options)
-        made._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, backend)
-        made._set_group_name(f"sequences/{rank}")
-        groups[rank] = made
-
-    on_each(connect)
-    found: list[Any] = []
-    every = EachRank(0, 2, "sequences")
-    register(every, "sequences", [0, 1], store)
-    c10d._update_default_pg(every)
-    for rank, group in enumerate(groups):
-        register(group, f"sequences/{rank}", [0, 1], store)
-        HERE.rank = rank
-        found.append(DeviceMesh.from_group(group, "cpu", mesh=[0, 1], mesh_dim_names=("gpus",)))
-        found[-1]._thread_id = rank  # those of two ranks are never equal
-    yield found
-    c10d._update_default_pg(None)
-    unregister(every, "sequences")
-    for rank, group in enumerate(groups):
-        unregister(group, f"sequences/{rank}")
-
-
-def on_each(work: Callable[[int], None]) -> None:
-    """Do something for both ranks at once."""
-    failed: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        HERE.rank = rank
-        try:
-            work(rank)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in (0, 1)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    if failed:
-        raise failed[0]
-
-
-def a_rank(number: int) -> tuple[Rank, TeamOnRank]:
-    outside: Any = SimpleNamespace(leave=lambda *_, **__: None, reply=lambda *_: None)
-    rank, team = Rank("procs", Extent(gpus=2), number, CPU, outside), TeamOnRank(1, Extent(gpus=2), [0], [], 0, 0)
-    engine_of(rank)
-    return rank, team
+meshes = pytest.fixture(scope="module")(open_meshes)
 
 
 WAYS = ("strides", "twice", "one memory", "poison", "index", "negative", "layout", "dtype", "gone")
@@ -427,6 +342,39 @@ def test_what_has_run_before_runs_no_command_by_itself(
         on_each(lambda number: next(ranks[number]))
         commands.append(len(alone.commands))
     assert commands == ([10, 0, 0, 0] if is_recorded else [10, 10, 0, 0])
+
+
+def test_learnt_sequence_is_not_for_a_rank_with_views_that_are_copies(
+    meshes: Any, monkeypatch: pytest.MonkeyPatch, alone: Alone
+) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    cuts, program = [Shard(0), *[Replicate()] * 4], listed("mul.Tensor 0 A 2", "t 0 a")
+    runs = [
+        run(SequenceReader(CommandReader(CPU, KERNELS), KERNELS.local_sequence), program, cuts, [""] * 6, at, mesh)
+        for at, mesh in enumerate(meshes)
+    ]
+    views: dict[int, Any] = {}
+    ranks: dict[int, tuple[Rank, TeamOnRank]] = {}
+    commands: list[int] = []
+
+    def step(number: int) -> None:
+        ranks[number] = next(runs[number])
+
+    def view(number: int) -> None:
+        rank, team = ranks[number]
+        select = operator_on_globals("aten::select.int", torch.ops.aten.select.int)
+        views[number] = select.function(rank, team, rank.values[1], 0, 1)
+
+    for at in range(6):
+        views.clear()
+        if at == 4:
+            on_each(view)
+        alone.clear()
+        on_each(step)
+        commands.append(len(alone.commands))
+    assert commands == [4, 4, 0, 0, 4, 0]
 
 
 def test_tensors_overlap_in_part_where_torch_refuses_them() -> None:
@@ -758,19 +706,20 @@ LISTED = {
 """Programs, and how their inputs differ after some times."""
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("kind", ["commands", "sequence", "recording"])
 @pytest.mark.parametrize("name", LISTED)
-def test_listed_sequences_leave_what_their_commands_leave(
-    meshes: Any, name: str, is_recorded: bool, monkeypatch: pytest.MonkeyPatch, alone: Alone
+def test_listed_programs_leave_what_their_commands_leave(
+    meshes: Any, name: str, kind: str, monkeypatch: pytest.MonkeyPatch, alone: Alone
 ) -> None:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
     listed_program, ways = LISTED[name]
-    program = attrs.evolve(listed_program, is_recorded=is_recorded)
+    program = attrs.evolve(listed_program, is_recorded=kind == "recording")
     shapes = [shape for code, *_ in program.commands for shape in OPERATIONS[code - 16].makes]
     program.results = [number for number, shape in enumerate(shapes) if shape]
     cuts = [Shard(0), Replicate(), Partial(), Partial(), Replicate()]
+    is_learnt = kind != "commands" and "with its view" not in name
     assert_learnt_leaves_what_rules_leave(
-        meshes, alone, program, cuts, [*TIMES, *ways, ""], are_sequences=True, is_learnt="with its view" not in name
+        meshes, alone, program, cuts, [*TIMES, *ways, ""], are_sequences=kind != "commands", is_learnt=is_learnt
     )

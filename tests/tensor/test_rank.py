@@ -470,7 +470,14 @@ def test_replays_have_bodies_and_moves_of_their_own() -> None:
 
 def test_kernels_of_a_recording_run_in_each_replay() -> None:
     """What they write to, and what reads that, is as if each command had come alone."""
-    kernel = Kernel("grow", lambda _rank, _team, value: [value.add_(value.sum()), None][1])
+    fails: list[bool] = []
+
+    def grow_it(_rank: Rank, _team: TeamOnRank, value: Any) -> None:
+        if fails:
+            raise MemoryError("no room")
+        value.add_(value.sum())
+
+    kernel = Kernel("grow", grow_it)
     here = Here(Kernels({"grow": kernel}, {}, KERNELS.local_replay, KERNELS.local_sequence))
     grow, add = here.code("trimesh::grow", [SLOT], [-1], [0]), here.code("aten::add.Tensor", [SLOT, SLOT])
     here.read(RECORD, 3, 0, [[add, 200, 100, 100, grow, 0, 200, add, 201, 200, 100]], [100], [201, 200], [], [])
@@ -479,6 +486,25 @@ def test_kernels_of_a_recording_run_in_each_replay() -> None:
         here.read(REPLAY, 3, 0, 50, [4], 0)
         assert here.values[51].tolist() == [6 * number] * 2
         assert here.values[50].tolist() == [7 * number] * 2
+    fails.append(True)
+    here.read(REPLAY, 3, 0, 50, [4], 0)
+    assert here.states(50, 51) == ["poisoned"] * 2
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+def test_kernel_of_a_recording_may_return_its_operand_or_a_copy(learnt: bool) -> None:
+    is_same = learnt
+    kernel = Kernel("maybe", lambda _rank, _team, value: value if is_same else value.clone())
+    here = Here(Kernels({"maybe": kernel}, {}, KERNELS.local_replay, KERNELS.local_sequence))
+    maybe, add = here.code("trimesh::maybe", [SLOT]), here.code("aten::add.Tensor", [SLOT, SLOT])
+    write = here.code("aten::add_.Tensor", [SLOT, SLOT], [-1], [0])
+    stream = [add, 200, 100, 100, maybe, 201, 200, write, 0, 201, 100, add, 202, 200, 201]
+    here.read(RECORD, 3, 0, [stream], [100], [202, 200, 201], [], [])
+    here.values[4] = torch.ones(2)
+    for is_same in (learnt, learnt, learnt, not learnt, learnt):
+        here.read(REPLAY, 3, 0, 50, [4], 0)
+        assert [here.values[ref].tolist()[0] for ref in (50, 51, 52)] == ([6, 3, 3] if is_same else [5, 2, 3])
+        assert (here.values[51] is here.values[52]) == is_same
 
 
 def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -> None:

@@ -33,7 +33,7 @@ from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRu
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT = range(16, 26)
+ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT, BLEND = range(16, 27)
 DEFINITIONS = [
     DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
@@ -44,6 +44,7 @@ DEFINITIONS = [
     DEFINE, FILLED, ["aten::full", describe([[2], NUMBER_SLOT]), describe({}), [0], []],
     DEFINE, LOSS, ["aten::kl_div", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, FLAT, ["aten::flatten.using_ints", describe([SLOT]), describe({}), [0], []],
+    DEFINE, BLEND, ["aten::addcmul", describe([SLOT, SLOT, SLOT]), describe({}), [0], []],
     DEFINE, MUL, ["aten::mm", describe([SLOT, SLOT]), describe({}), [0], []],
 ]  # fmt: skip
 
@@ -291,6 +292,19 @@ def test_sequence_is_learnt_anew_for_another_size(reader: SequenceReader) -> Non
         assert torch.equal(rank.values[first + 1], 2 * matrix.flatten())
 
 
+def test_operators_are_repeated_as_they_were_called(reader: SequenceReader) -> None:
+    """Of three tensors, and of the same one before and after a write to it."""
+
+    def stream(first: int) -> list[Any]:
+        words = [BLEND, first, 1, 2, 3, SCALE, first + 1, 4, 2, WRITE, 0, 4, 1, SCALE, first + 2, 4, 2]
+        return [*words, ADD, first + 3, first + 1, first + 2, FREE, [first + 1, first + 2]]
+
+    for number in range(1, 5):
+        _, rank = watched(reader, stream(100 * number), {})
+        assert rank.values[100 * number].tolist() == [1 + 2 * 3] * 3
+        assert rank.values[100 * number + 3].tolist() == [2 * 4 + 2 * (4 + 1)] * 3
+
+
 def test_sequence_that_is_given_nothing_is_learnt(reader: SequenceReader) -> None:
     def stream(first: int) -> list[Any]:
         return [FILLED, first, 2.0, FILLED, first + 1, 3.0, ADD, first + 2, first, first + 1]
@@ -333,6 +347,24 @@ def test_so_many_layouts_of_a_sequence_are_learnt(
         _, rank = watched(reader, adding(100 * number, 1, 2, 1), {1: torch.ones(3, dtype=dtype)})
         assert torch.equal(rank.values[100 * number + 2], torch.full([3], 7, dtype=torch.float64))
     assert alone == ([3, 3, 0, 3, 3, 3, 3, 3, 3] if limit == 1 else [3, 3, 0, 3, 0, 0, 3, 3, 3])
+
+
+def test_rank_of_another_class_executes_each_command(reader: SequenceReader) -> None:
+    """One that is profiled or simulated."""
+    seen: list[str] = []
+
+    class Seeing(Rank):
+        def execute(self, team: TeamOnRank, command: Any) -> None:
+            seen.append(command.signature.name)
+            super().execute(team, command)
+
+    for number in range(1, 5):
+        plain, team = a_rank()
+        rank = Seeing(plain.mesh, plain.extent, 0, CPU, plain.outside, plain.values)
+        seen.clear()
+        for step in reader.read(adding(100 * number, 1, 2, 1), []):
+            step.execute(rank, team)
+        assert seen == ["aten::add.Tensor", "aten::mul.Tensor", "aten::add.Tensor"]
 
 
 class Net(nn.Module):  # type: ignore[misc]
