@@ -521,19 +521,28 @@ def test_results_of_learnt_operators_have_one_layout(meshes: Any, alone: Alone) 
         assert [one is other for one, other in zip(*specs[1:], strict=True)] == [True] * 4
 
 
-def test_learnt_operator_takes_a_tensor_that_each_rank_has_for_a_whole_one(meshes: Any) -> None:
-    from torch.distributed.tensor import Shard
+@pytest.mark.parametrize("is_sequence", [False, True])
+def test_tensor_that_each_rank_has_is_taken_for_a_whole_one(
+    meshes: Any, is_sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by what was learnt for a global one."""
+    from torch.distributed.tensor import Replicate, Shard
 
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
     HERE.rank = 1
     (rank, team), reader = a_rank(1), CommandReader(CPU, KERNELS)
     reader.read(definitions(are_global=True), [])
-    part, row = torch.ones(2, 4), torch.arange(4.0)
-    rank.values.update({1: assemble(part, meshes[1], [Shard(0)], torch.empty(4, 4, device="meta")), 4: row})
-    for _ in range(3):
-        for step in reader.read([code_of("aten::add.Tensor"), 10, 1, 4], []):
+    learning: Any = SequenceReader(reader, KERNELS.local_sequence) if is_sequence else reader
+    part, row, whole = torch.ones(2, 4), torch.arange(4.0), torch.empty(4, 4, device="meta")
+    rows = {True: row, False: assemble(row, meshes[1], [Replicate()], row)}
+    rank.values[1] = assemble(part, meshes[1], [Shard(0)], whole)
+    add = [code_of("aten::add.Tensor", 1)]
+    for first, is_plain in enumerate((False, False, False, False, True, True, False)):
+        rank.values[4] = rows[is_plain]
+        for step in learning.read([*add, 10 * first + 10, 1, 4, *add, 10 * first + 11, 1, 4], []):
             step.execute(rank, team)
-        assert rank.values[10].placements == (Shard(0),)
-        assert torch.equal(local_of(rank.values[10]), part + row)
+        assert rank.values[10 * first + 11].placements == (Shard(0),)
+        assert torch.equal(local_of(rank.values[10 * first + 11]), part + row)
 
 
 def test_learnt_operator_may_return_its_operand(meshes: Any) -> None:

@@ -179,12 +179,12 @@ def test_poison_does_not_hold_the_tensors_of_the_command_that_failed() -> None:
     assert there() is None
 
 
-def test_operator_that_is_missing_fails_where_it_is_called() -> None:
+@pytest.mark.parametrize("name", ["aten::nowhere.Tensor", "global::aten::nowhere.Tensor", "nowhere::nothing"])
+def test_operator_that_is_missing_fails_where_it_is_called(name: str) -> None:
     here = Here()
-    code = here.code("aten::nowhere.Tensor", [SLOT])
-    here.read(code, 10, GOOD)
+    here.read(here.code(name, [SLOT]), 10, GOOD)
     assert isinstance(here.poison(10).error, NotImplementedError)
-    assert "the process of the rank has no operator aten::nowhere.Tensor" in str(here.poison(10).error)
+    assert f"the process of the rank has no operator {name.removeprefix('global::')}" in str(here.poison(10).error)
 
 
 def test_results_must_be_as_many_as_the_controller_expects() -> None:
