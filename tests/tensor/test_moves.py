@@ -258,11 +258,13 @@ async def test_ends_of_readers_and_of_the_controller_end_a_loan() -> None:
         moves.lend(MOVE, await moves.stage(8), peers)  # type: ignore[arg-type]
         moves.lend((ProcId(7), 1), await moves.stage(16), peers)  # type: ignore[arg-type]
         moves.lend((ProcId(7), 2), await moves.stage(32), peers[:1])  # type: ignore[arg-type]
-        net.died(2)
-        assert moves.lent_bytes == 24
+        moves.lend((ProcId(9), 6), await moves.stage(64), peers[:1])  # type: ignore[arg-type]
         net.died(9)
+        assert [one.is_revoked for one in net.source.lent] == [True, False, False, True]
+        assert moves.lent_bytes == 48
+        net.died(2)
         assert moves.lent_bytes == 0
-        assert [one.is_revoked for one in net.source.lent] == [True] * 3
+        assert [one.is_revoked for one in net.source.lent] == [True] * 4
 
 
 # ---- room ------------------------------------------------------------------------------------------------------------

@@ -280,6 +280,8 @@ def test_nothing_else_heals_it(name: str) -> None:
     here = spoilt()
     LEAVING[name](here)
     assert here.states(BASE, FLAT, SAME, LATE, OTHER) == ["poisoned"] * 4 + ["healthy"]
+    errors = {type(here.poison(ref).error) for ref in (BASE, FLAT, SAME, LATE)}
+    assert errors == {RuntimeError if name == "a write that fails" else IndexError}
     assert all(here.poison(ref).kept is not None for ref in (BASE, FLAT, SAME, LATE))
     HEALING["copy_"](here)
     assert here.states(BASE, FLAT, SAME, LATE) == ["healthy"] * 4
@@ -532,17 +534,19 @@ def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -
         [16, 10.0, 1, 2],
         [16, 10, 1, -1],
         [16, 10, 1, True],
-        [17, 10, 1],
+        [17, 10],
+        [17, 10.0, 1],
+        [18, 10, 1],
         [FREE],
         [FREE, 1],
         [FREE, [True]],
-        [DEFINE, 18],
-        [DEFINE, 18, ["aten::neg"]],
-        [DEFINE, 18, ["aten::neg", ["l", ["r"]], ["d"], [0.0], []]],
-        [DEFINE, 18, ["aten::neg", ["l", ["r"]], ["d"], [0], ["0"]]],
-        [DEFINE, 18, ["aten::neg", ["l", ["r"]], ["d"], [0], [1]]],
-        [DEFINE, 18, ["aten::neg", ["l", ["r"]], ["d"], [0], [-1]]],
-        [DEFINE, 18, ["aten::neg", ["l", ["r"]], ["d", "a"], [0], []]],
+        [DEFINE, 19],
+        [DEFINE, 19, ["aten::neg"]],
+        [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0.0], []]],
+        [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], ["0"]]],
+        [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], [1]]],
+        [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], [-1]]],
+        [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d", "a"], [0], []]],
         [RECORD, 3, 0, [[16, 10]], [], [], [], []],
         [RECORD, 3, 0, [], [], [], [], [[1, 2, 3]]],
         [RECORD, 3, 0, [], [], [], []],
@@ -559,6 +563,7 @@ def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -
 def test_what_is_no_command_breaks_the_protocol(words: list[Any]) -> None:
     here = Here()
     assert here.code("aten::add.Tensor", [SLOT, SLOT]) == 16
+    assert here.code("aten::full", [[2], NUMBER_SLOT]) == 17
     with pytest.raises(ProtocolError):
         here.reader.read(words, [])
 

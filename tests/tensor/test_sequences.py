@@ -22,6 +22,7 @@ nn: Any = torch.nn
 from tests.tensor.counting import commands_run, count_commands  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from trimesh.errors import ProtocolError  # noqa: E402
 from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
@@ -91,6 +92,31 @@ def test_sequence_is_not_known_any_more_when_an_operation_is_defined_anew(reader
     for step in steps:
         step.execute(rank, team)
     assert torch.equal(rank.values[32], 2 * (rank.values[1] - rank.values[2]) - rank.values[1])
+
+
+@pytest.mark.parametrize("freed", [5, "ab", (1, 2), None, [[1], 2], [-1, 10]])
+def test_list_of_an_expected_sequence_that_is_none_breaks_the_protocol(reader: SequenceReader, freed: Any) -> None:
+    def stream(first: int, freed: Any) -> list[Any]:
+        return [ADD, first, 1, 2, ADD, first + 1, first, 3, FREE, freed]
+
+    for first in (10, 20, 30, 40):
+        reader.read(stream(first, [first, first + 1]), [])
+    with pytest.raises(ProtocolError):
+        for step in reader.read(stream(50, freed), []):
+            step.execute(*a_rank())
+        assert freed == [-1, 10]  # is a tensor that is not there, which is freed in vain
+        raise ProtocolError
+
+
+def test_second_results_of_a_sequence_are_told_apart(reader: SequenceReader) -> None:
+    def stream(first: int, one: int, other: int) -> list[Any]:
+        return [SORT, first, 1, SORT, first + 2, 8, ADD, first + 4, first + one, first + other]
+
+    values = {1: torch.tensor([3.0, 1, 2]), 8: torch.tensor([5.0, 9, 7])}
+    expected = [*torch.sort(values[1]), *torch.sort(values[8])]
+    for number, (one, other) in enumerate([(1, 3)] * 4 + [(1, 2), (0, 3), (1, 3), (3, 1), (1, 1)], 1):
+        _, rank = watched(reader, stream(100 * number, one, other), values)
+        assert torch.equal(rank.values[100 * number + 4], expected[one] + expected[other])
 
 
 def a_rank() -> tuple[Rank, TeamOnRank]:
