@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures
+import gc
 import math
 import os
+import resource
 import signal
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -140,6 +144,22 @@ def test_error_of_a_body_passes_through_its_blocks() -> None:
     assert trio_threads() == []
 
 
+def test_cancel_of_a_body_is_one_of_trio_in_its_block() -> None:
+    """BD-2, K06: a time limit leaves it as a cancel of Trio would."""
+    kinds = list[Any]()
+
+    class Kinds(Block):
+        async def __aexit__(self, *error: Any) -> bool:  # noqa: PYI036 - as they came
+            kinds.append(error[0])
+            return await super().__aexit__(*error)
+
+    with tb.move_on_after(HANG_SECONDS) as limit, tb.enter(Kinds("a", [])):
+        limit.deadline = 0.0  # over, at a moment that no busy machine can change
+        tb.run(trio.sleep_forever)
+    assert limit.cancelled_caught
+    assert kinds == [trio.Cancelled]
+
+
 def test_block_that_cannot_be_entered_is_not_open() -> None:
     """K06: nor is one that was entered before."""
     notes: list[Any] = []
@@ -199,6 +219,26 @@ def test_failure_of_a_block_that_stays_open_is_raised_once() -> None:
     assert trio_threads() == []
 
 
+def test_failure_of_a_block_that_stays_open_is_raised_by_a_block_inside() -> None:
+    """E09, K06: which it cancels while that is being left."""
+    notes: list[Any] = []
+
+    class Held(Block):
+        async def __aexit__(self, *error: object) -> bool:
+            notes.append("leaving")
+            await trio.sleep_forever()
+            return False
+
+    home = body_of(failing(), "failing")
+    fail = home.enter(keep=True)
+    token = wait_now(trio.lowlevel.current_trio_token, home)
+    with raises_failure(), body_of(Held("inner", notes), "inner", home):
+        token.run_sync_soon(fail)
+    home.close()
+    assert notes[0] == "enter inner"
+    assert trio_threads() == []
+
+
 def test_failure_of_a_block_is_raised_at_its_end() -> None:
     """K06: the waits of its body end by `Cancelled`."""
     ended = list[tb.Cancelled]()
@@ -233,6 +273,42 @@ def test_end_of_the_trio_run_fails_what_waits_for_it() -> None:
         tb.run(end_the_run)
     with pytest.raises(TrimeshInternalError):
         wait(nothing, body)
+    assert tb.run(nothing) == 7
+    assert trio_threads() == []
+
+
+def test_end_of_the_trio_run_after_all_work_is_raised_by_the_last_block() -> None:
+    """K06, TT-2."""
+
+    async def fail() -> None:
+        raise KeyError("of a system task")
+
+    class Breaking(Block):
+        async def __aexit__(self, *error: object) -> bool:
+            trio.lowlevel.spawn_system_task(fail)
+            return False
+
+    with pytest.raises(TrimeshInternalError) as caught, tb.enter(Breaking("a", [])):
+        pass
+    assert isinstance(caught.value.__cause__, trio.TrioInternalError)
+    assert trio_threads() == []
+
+
+def test_trio_run_that_cannot_start_is_an_error() -> None:
+    """K06: such as in a program that has no descriptor left; what was to stay open is closed by nothing."""
+    assert tb.run(nothing) == 7
+    body = body_of(Block("a", []), "a")
+    free = os.dup(0)
+    os.close(free)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        with pytest.raises(TrimeshInternalError) as caught:
+            body.enter(keep=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert isinstance(caught.value.__cause__, OSError)
+    body.close()
     assert tb.run(nothing) == 7
     assert trio_threads() == []
 
@@ -339,6 +415,49 @@ def test_interrupt_while_a_block_is_entered_or_left_is_raised_at_the_end() -> No
     assert trio_threads() == []
 
 
+def test_interrupt_that_finds_a_block_entered_leaves_it() -> None:
+    """O6, K06: without its body; an error on the way out is the context."""
+    notes: list[Any] = []
+
+    class Slow(Block):
+        async def __aenter__(self) -> str:
+            with pytest.raises(trio.Cancelled):
+                await strike_and_wait(notes)
+            with trio.CancelScope(shield=True):
+                return await super().__aenter__()
+
+        async def __aexit__(self, *error: object) -> bool:
+            notes.append(error[0])
+            raise ValueError("on the way out")
+
+    with pytest.raises(KeyboardInterrupt) as caught, tb.enter(Slow("a", notes)):
+        notes.append("body")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert notes == ["unwound", "enter a", KeyboardInterrupt]
+    assert trio_threads() == []
+
+
+def test_interrupt_while_a_block_inside_is_left_cuts_leaving_of_those_around() -> None:
+    """O6, K06: it came before they were waited for."""
+    notes: list[Any] = []
+
+    class Striking(Block):
+        async def __aexit__(self, *error: Any) -> bool:  # noqa: PYI036 - as they came
+            strike()
+            return await super().__aexit__(*error)
+
+    class Slow(Block):
+        async def __aexit__(self, *error: object) -> bool:
+            notes.append("leaving")
+            await trio.sleep_forever()
+            return False
+
+    with pytest.raises(KeyboardInterrupt), tb.enter(Slow("outer", notes)):
+        kept(Striking("inner", notes), "inner")
+    assert notes[2] == "leave inner"
+    assert trio_threads() == []
+
+
 @pytest.mark.parametrize("of_body", [KeyboardInterrupt, LookupError])
 def test_error_of_leaving_replaces_an_interrupt_unless_it_is_one(of_body: type[BaseException]) -> None:
     """O6, K06: a group of nothing but interrupts says no more than the interrupt of the body."""
@@ -376,22 +495,36 @@ def test_handler_of_the_program_is_left_alone() -> None:
 
 
 def test_item_that_arrives_with_an_interrupt_is_not_lost() -> None:
-    """K06: the next step returns it."""
+    """K06: the next step returns it; an error, and a cancel, leave none."""
+    notes: list[Any] = []
 
     async def items() -> AsyncGenerator[int, None]:
         yield 1
-        strike()
+        with pytest.raises(trio.Cancelled):
+            await strike_and_wait(notes)
         yield 2
+        with pytest.raises(trio.Cancelled):
+            await strike_and_wait(notes)
+        raise LookupError("of an item")
+
+    async def waiting() -> AsyncGenerator[int, None]:
+        await strike_and_wait(notes)
+        yield 3
 
     with tb.enter(Block("a", [])):
         each = Each(items())
         assert next(each) == 1
         assert not each.has_kept
         with pytest.raises(KeyboardInterrupt):
-            while True:  # the signal may arrive in the main thread a moment later
-                next(each) if not each.has_kept else signal.pause()
-        found = [each.take_kept()] if each.has_kept else []
-        assert [*found, *each] in ([2], [])
+            next(each)
+        assert each.has_kept
+        assert next(each) == 2
+        for one in (each, Each(waiting())):
+            with pytest.raises(KeyboardInterrupt):
+                next(one)
+            assert not one.has_kept
+        assert list(each) == []
+    assert notes == ["unwound"] * 3
 
 
 # ---- threads of Trio programs, forks, the exit of the interpreter ----------------------------------------------------
@@ -431,6 +564,12 @@ def test_thread_of_a_trio_program_waits_in_the_task_that_started_it() -> None:
     in_thread_of_trio(blocks)  # in a new run
     assert notes == ["enter outer", "enter inner", 7, "leave inner", "leave outer"] * 2
 
+    def cut_around() -> None:
+        with tb.enter(cancellable()) as scope, pytest.raises(tb.Cancelled), tb.enter(Block("inner", [])):
+            tb.run(cut, scope)
+
+    in_thread_of_trio(cut_around)
+
 
 def test_trio_task_must_not_block() -> None:
     """K06: nor a function that it calls."""
@@ -469,28 +608,67 @@ def test_futures_end_like_their_work() -> None:
             forever.result(HANG_SECONDS)
         assert type(caught.value).__name__ == "CancelledError"
         assert forever.cancelled()
+        assert concurrent.futures.wait([forever], timeout=0).done == {forever}
     for thread in [one for one in threading.enumerate() if one.name == "trimesh.blocking"]:
         thread.join(HANG_SECONDS)
     assert trio_threads() == []
 
 
-def test_forked_process_has_none_of_the_blocks() -> None:
-    """K06: waits are refused, and leaving does nothing."""
+def test_future_belongs_to_the_innermost_block_or_to_that_of_its_home() -> None:
+    """K06: an error of the body cancels those of its own."""
+    home = kept(Block("home", []), "home")
+    for at_home in (False, True):
+        with pytest.raises(LookupError), tb.enter(Block("inner", [])):
+            future = submit(trio.sleep_forever, home, at_home=at_home)
+            raise LookupError
+        assert future.done() is not at_home
+    future.cancel()
+    assert concurrent.futures.wait([future], HANG_SECONDS).done == {future}
+    home.close()
+    assert submit(nothing, home, at_home=True).result(HANG_SECONDS) == 7
+
+
+def test_sigterm_has_its_default_action_again_after_the_last_block() -> None:
+    """GT-1, K06: also if a future was the last to need the run."""
+    with tb.enter(Block("a", [])):  # an earlier future may have left it
+        pass
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    submit(nothing).result(HANG_SECONDS)
+    for thread in [one for one in threading.enumerate() if one.name == "trimesh.blocking"]:
+        thread.join(HANG_SECONDS)
+    with tb.enter(Block("a", [])):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_forked_process_has_none_of_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    """K06, TT-3: waits are refused, and leaving does nothing; blocks of its own have a run of their own."""
     notes: list[Any] = []
     body = kept(Block("kept", notes), "kept")
+
+    def work() -> None:
+        with pytest.raises(RuntimeError, match="in a process that was forked from it"):
+            tb.run(nothing)
+        with pytest.raises(trio.RunFinishedError):
+            submit(nothing, body, at_home=True)
+        body.close()
+        close_open_blocks()
+        assert caplog.records == []
+        assert trio_threads() == []
+
+    def work_of_its_own() -> None:
+        assert tb.run(nothing) == 7
+        with tb.enter(Block("own", [])):
+            assert trio_threads() == ["trimesh.blocking"]
+        assert trio_threads() == []
+
     with tb.enter(Block("a", notes)):
-
-        def work() -> None:
-            with pytest.raises(RuntimeError, match="in a process that was forked from it"):
-                tb.run(nothing)
-            body.close()
-            close_open_blocks()
-            assert trio_threads() == []
-
         assert in_child(work) == 0
         assert tb.run(nothing) == 7
+    assert in_child(work_of_its_own) == 0
     body.close()
     assert notes == ["enter kept", "enter a", "leave a", "leave kept"]
+    assert in_thread_of_trio(lambda: in_child(work_of_its_own)) == 0
 
 
 def test_open_blocks_are_closed_at_the_exit(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -525,3 +703,19 @@ def test_open_blocks_are_closed_at_the_exit(caplog: pytest.LogCaptureFixture, mo
     gate.set()
     body.close()
     assert trio_threads() == []
+
+
+def test_exit_closes_blocks_before_it_runs_handlers_of_modules() -> None:
+    """Z01, K06: which are imported before the first block."""
+
+    def work() -> None:
+        atexit._clear()  # those of pytest
+        notes: list[Any] = []
+        atexit.register(lambda: notes.append("handler"))
+        kept(Block("a", notes), "a")
+        kept(Block("b", notes), "b")
+        atexit._run_exitfuncs()
+        assert notes == ["enter a", "enter b", "leave b", "leave a", "handler"]
+
+    gc.collect()
+    assert in_child(work) == 0

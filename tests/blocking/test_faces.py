@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Generator
 from typing import Any
 
 import pytest
+from tests.patience import HANG_SECONDS
 
 import trimesh
 import trimesh.blocking as tb
@@ -63,6 +66,69 @@ def test_an_object_that_is_being_made_has_no_private_name() -> None:
     for face in (tb.ActorMesh, blocking_service.Pool):
         with pytest.raises(AttributeError, match="_inner"):
             face.__new__(face)._inner  # noqa: B018
+
+
+def test_a_mesh_that_is_being_made_was_not_forgotten() -> None:
+    """M1: as after an error of its arguments."""
+    tb.Spawning.__new__(tb.Spawning)
+
+
+def test_names_that_a_blocking_mesh_lacks() -> None:
+    """K06: those of tensors say what to write."""
+    procs = tb.this_proc()
+    with pytest.raises(AttributeError, match=r"no 'activate': write trimesh\.blocking\.run\(function, procs\)"):
+        procs.activate  # noqa: B018
+    with pytest.raises(AttributeError, match="'ProcMesh' object has no attribute 'nothing'"):
+        procs.nothing  # noqa: B018
+    with pytest.raises(TypeError, match="current_view takes a mesh of processes or of actors, got 3"):
+        tb.current_view(3)
+
+
+def test_an_endpoint_is_made_once() -> None:
+    with tb.this_proc().spawning("own", Named) as own:
+        assert own.thread_name.call_one() == "trimesh.blocking"
+        assert own.thread_name is own.thread_name
+
+
+def test_functions_are_mapped_and_submitted() -> None:
+    """M12, K06: in a thread, unless it is told otherwise; a generator of items is closed with the block."""
+    notes: list[str] = []
+
+    def items() -> Generator[int, None, None]:
+        try:
+            yield from range(1_000)
+        finally:
+            notes.append("closed")
+
+    with tb.this_proc().spawning("own", Named):
+        kept = items()
+        with tb.this_proc().map(abs, kept) as results:
+            assert next(iter(results)) == (0, 0)
+        assert notes == ["closed"]
+        for thread, is_trio in ((True, False), (False, True)):
+            name = tb.this_proc().submit(thread_name, thread=thread).result(HANG_SECONDS)
+            assert (name == "trimesh.blocking") is is_trio
+        assert tb.this_proc().submit(thread_name).result(HANG_SECONDS) != "trimesh.blocking"
+
+
+def test_pool_is_open_inside_the_block_of_its_mesh() -> None:
+    """K06: also if that stays open until `close`."""
+    spawning = tb.this_proc().spawning("own", Named)
+    with blocking_service.open_pool(spawning.open()) as pool:
+        assert pool.thread_name() == "trimesh.blocking"
+        with pytest.raises(RuntimeError, match="close first what was opened inside: the pool of"):
+            spawning.close()
+    spawning.close()
+
+
+def thread_name() -> str:
+    return threading.current_thread().name
+
+
+class Named(trimesh.Actor):
+    @trimesh.endpoint
+    async def thread_name(self) -> str:
+        return thread_name()
 
 
 def test_the_face_of_a_face_is_itself() -> None:

@@ -63,6 +63,8 @@ def test_wrong_order_is_refused() -> None:
     assert probe.rank.call_one() == 0
     with pytest.raises(RuntimeError, match="has no block of its own"):
         procs.slice(gpus=0).close()
+    with pytest.raises(RuntimeError, match="has no block of its own"):
+        tb.this_host().close()
     inner.close()
     procs.close()
     with tb.spawn_procs({"gpus": 1}) as held:
@@ -104,6 +106,8 @@ def test_spawning_is_used_once_and_says_so_when_it_is_not() -> None:
     spawning = tb.spawn_procs({"gpus": 1})
     with pytest.raises(AttributeError, match=r"has not been started.*\.open\(\)"):
         spawning.spawn  # noqa: B018  # pyright: ignore[reportUnknownMemberType]
+    with pytest.raises(RuntimeError, match=r"needs a mesh that is open, got spawn_procs\(.*\), not started: call open"):
+        spawning.close()
     with spawning as procs, pytest.warns(RuntimeWarning, match=r"test_lifetime.py:\d+, was never started"):
         procs.spawning("own", Probe)
     with pytest.raises(RuntimeError, match="can be started once"):

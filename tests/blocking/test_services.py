@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import trio
 from tests.patience import HANG_SECONDS
 
 import trimesh.blocking as tb
@@ -22,7 +23,7 @@ from trimesh import (
     current_rank,
     endpoint,
 )
-from trimesh.blocking.service import Pool, ReplayBuffer, Slots, face, open_pool, open_replay, open_slots
+from trimesh.blocking.service import Pool, PoolSession, ReplayBuffer, Slots, face, open_pool, open_replay, open_slots
 from trimesh.service import Health, Paused, PoolStatistics, Rate, Requests
 
 pytestmark = [pytest.mark.real, pytest.mark.daily]
@@ -79,8 +80,6 @@ class Gate(Actor):
     """Lets those go that wait."""
 
     def __init__(self) -> None:
-        import trio
-
         self.event = trio.Event()
 
     @endpoint(concurrency=8, group="waits")
@@ -97,6 +96,12 @@ def procs() -> Iterator[tb.ProcMesh]:
     # Its history would begin in the midst of a test, which would seem to have left it behind.
     with configured(history=0), tb.spawn_procs({"gpus": 2}) as procs:
         yield procs
+
+
+async def faced(handle: Any) -> Any:
+    """Return the blocking form of a handle, which arrives as that of `trimesh.service`."""
+    await trio.lowlevel.checkpoint()
+    return face(handle)
 
 
 def until(pool: Pool[Any], *, running: int, queued: int = 0) -> None:
@@ -125,7 +130,9 @@ def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
             pool.nothing("a")
         with pool.session("s") as session:
             assert session.answer("s") == "S"
-            assert not session.moved
+            assert session.moved is False
+            again = tb.run(faced, session)
+            assert (type(again), again.moved) == (PoolSession, False)
         with pool.map.answer(["x", "y"]) as results:
             assert dict(results) == {0: "X", 1: "Y"}
         with pool.map[Answerer.answer](["x"], window=1) as typed:
@@ -142,6 +149,8 @@ def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
         assert updated == ["U", "U", "V", "V"]
         with pytest.raises(LookupError):
             pool.each(lambda replica: {}[replica])
+        with pytest.raises(TypeError, match="each takes a function of the mesh of a replica, got 3"):
+            pool.each(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         pool.resize(1)
         assert [one.is_drained for one in pool.statistics().replicas] == [False, True]
         found = pool.statistics()

@@ -16,7 +16,6 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of
 
-import trimesh.blocking as tb
 from trimesh import HostLost, MeshErrorGroup, leaves, this_host
 
 pytest.importorskip("cryptography")
@@ -177,25 +176,6 @@ async def test_lost_host_ends_the_block_of_its_port() -> None:
                     os.kill(parent_of(spawners[0]), signal.SIGKILL)
                     await trio.sleep_forever()
             assert {type(leaf) for leaf in leaves(caught.value)} == {HostLost}
-
-
-@pytest.mark.daily
-def test_plain_program_forwards_a_port() -> None:
-    """H16, K06: without `await`."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        tb.fail_after(HANG_SECONDS),
-        tb.enter(jobs.LocalJob(1)) as entered,
-        tb.face(entered).forward(remote=server.getsockname()[1]) as forwarded,
-        socket.create_connection(("127.0.0.1", forwarded.port)) as client,
-        server.accept()[0] as taken,
-    ):
-        client.sendall(b"there")
-        client.shutdown(socket.SHUT_WR)
-        assert taken.recv(100, socket.MSG_WAITALL) == b"there"
-        taken.sendall(b"and back")
-        taken.shutdown(socket.SHUT_WR)
-        assert client.recv(100, socket.MSG_WAITALL) == b"and back"
 
 
 async def test_ports_that_are_none_are_refused() -> None:

@@ -163,9 +163,9 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
             self._interrupt()  # the Ctrl-C came before this wait
         raised: BaseException | None = None
         try:
-            while not until() and time.monotonic() < deadline:
+            while not until() and (seconds := deadline - time.monotonic()) > 0:
                 try:
-                    self._news.get(timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+                    self._news.get(timeout=None if seconds == math.inf else seconds)
                 except queue.Empty:
                     continue
                 except BaseException as error:  # noqa: BLE001 - raised when the work has ended
@@ -307,7 +307,6 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
         self._value: T | None = None
         self._is_entered = False
         self._is_over = False
-        self._is_told = False
         self._is_failing = False
 
     @property
@@ -415,7 +414,7 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
         with InterruptGuard() as guard:
             self._let_go()
             self._crossing.wait(guard, lambda: self._crossing.is_done, deadline)
-        if self._crossing.is_done and self._crossing.error is not None and not self._is_told:
+        if self._crossing.error is not None:
             raise self._crossing.error
         return self._crossing.is_done
 
@@ -433,7 +432,7 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
             crossing.wait(guard, lambda: crossing.is_done)
             if _is_interrupt_alone(crossing.error) and isinstance(error, KeyboardInterrupt):
                 return False
-            if crossing.error is not None and crossing.error is not error and not self._is_told:
+            if crossing.error is not None and crossing.error is not error:
                 raise crossing.error
             if crossing.error is not None or (error is not None and not self._is_suppressed):
                 return False
@@ -466,7 +465,6 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
         if not (self._is_failing or was_cancelled_here or self._crossing.is_done):
             return
         self._crossing.wait(guard, lambda: self._crossing.is_done)
-        self._is_told = True
         self._finish()
         self._crossing.result()
 

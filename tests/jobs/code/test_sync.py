@@ -15,7 +15,6 @@ from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of
 
 import trimesh.aio  # noqa: F401 - asyncio programs bring code once it is imported
-import trimesh.blocking as tb
 from trimesh import Actor, HostLost, endpoint, leaves, limits, this_host
 from trimesh.testing import simulate
 
@@ -258,18 +257,7 @@ async def test_pickle_may_be_off() -> None:
             assert [one[::2] for one in await reading(hosts)] == [(1, "a: 1\n")] * 2
 
 
-def test_blocking_and_asyncio_programs_bring_code(project: Path) -> None:
-    module = project / "src" / "synchronized_module.py"
-    with (
-        tb.fail_after(HANG_SECONDS),
-        tb.enter(jobs.LocalJob(1)) as entered,
-        tb.face(entered).sync("src", "configs") as synced,
-    ):
-        module.write_text("VALUE = 22\n")
-        assert synced.update()
-        assert (synced.version, synced.files, synced.sent_bytes) == (2, 2, 11)
-        assert str(synced) == "<synchronized code, version 2, 2 files>"
-
+def test_asyncio_program_brings_code(project: Path) -> None:
     async def main() -> None:
         async with jobs.LocalJob(1) as hosts, hosts.sync("src", "configs") as synced:
             assert not await synced.update()

@@ -69,13 +69,19 @@ def forked_here() -> None:
     if trio.lowlevel.in_trio_task():
         _is_forked.set(True)
         trio.lowlevel.add_instrument(_EndOfStep())
-    else:
+
+
+def _note_thread() -> None:
+    if not trio.lowlevel.in_trio_task():
         _threads_of_parent.clear()  # of the parent's own parent
         _threads_of_parent.add(threading.get_ident())
 
 
+os.register_at_fork(after_in_child=_note_thread)
+
+
 def is_thread_of_parent() -> bool:
-    """Return whether the running thread was started by the Trio run of the process that this one was forked from."""
+    """Return whether the running thread forked this process: a Trio run that has started it is the parent's."""
     return threading.get_ident() in _threads_of_parent
 
 
