@@ -58,6 +58,29 @@ def run_in_thread(test: Test) -> None:
     trio.run(partial(trio.to_thread.run_sync, lambda: asyncio.run(watched(test))))
 
 
+def run_beside_trio(test: Test) -> None:
+    """The program itself has made Trio a guest of its loop."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        over, done = loop.create_future(), trio.Event()
+        trio.lowlevel.start_guest_run(
+            done.wait,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            done_callback=over.set_result,
+            host_uses_signal_set_wakeup_fd=True,
+        )
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                await test()
+            assert trio_run._runs == {}
+        finally:
+            done.set()
+            (await over).unwrap()
+
+    asyncio.run(main())
+
+
 LOOPS: dict[str, Callable[[Test], None]] = {"guest": run_as_host, "uvloop": run_on_uvloop, "thread": run_in_thread}
 
 

@@ -6,6 +6,9 @@ import asyncio
 import contextvars
 import math
 import signal
+import socket
+import sys
+import threading
 import time
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -14,8 +17,9 @@ from typing import Any
 
 import pytest
 import trio
-from tests.aio.loops import Attempt, Test
+from tests.aio.loops import LOOPS, Attempt, Test, run_beside_trio, run_in_thread
 from tests.noted_blocks import Block, cancellable, nothing, seconds_left
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import limits
@@ -25,6 +29,12 @@ from trimesh.aio import fail_after, move_on_after, trio_run
 Run = Callable[[Test], None]
 
 LONG_SECONDS = 1_000.0
+
+
+@pytest.fixture(params=[*LOOPS, "beside"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a test on one kind of loop, or beside a Trio run of the program."""
+    return LOOPS.get(request.param, run_beside_trio)
 
 
 async def work_until(done: trio.Event, notes: list[Any], outcome: Any = "value") -> Any:
@@ -301,6 +311,44 @@ def test_cancel_in_trio_cancels_the_task_that_waits_for_work(run: Run) -> None:
     assert notes == ["begun", "unwound", "caught"]
 
 
+@pytest.mark.parametrize("taking", [False, True], ids=["run", "take"])
+def test_cancel_of_a_block_may_come_with_a_result(taking: bool) -> None:
+    """CX-2, CX-3: to the loop of another thread, which is busy: then the await of the result raises it.
+
+    So what the body does about the cancel of its block must be around each await.
+    """
+    notes, back = list[Any](), list[int]()
+    gate = threading.Event()
+
+    async def open_gate() -> None:
+        for _ in range(10):  # the task of the block has seen the cancel by then
+            await trio.lowlevel.checkpoint()
+        gate.set()
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(LookupError, match="here"):
+            async with in_trio_block(cancellable()) as scope:
+
+                async def work() -> int:
+                    trio.lowlevel.spawn_system_task(open_gate)
+                    scope.cancel()
+                    return 7
+
+                asyncio.get_running_loop().call_soon(gate.wait, HANG_SECONDS)
+                try:
+                    notes.append(await (in_trio_taking(work, back.append) if taking else in_trio(work)()))
+                except asyncio.CancelledError:
+                    notes.append(task.cancelling())
+                    raise LookupError("here") from None
+        assert task.cancelling() == 0
+
+    run_in_thread(main)
+    assert notes == [1]
+    assert back == [7] * taking
+
+
 def test_closed_coroutine_leaves_its_work_to_trio(run: Run) -> None:
     """K04: it is cancelled, and has unwound when the block is left."""
     notes: list[Any] = []
@@ -378,6 +426,96 @@ def test_interrupt_may_be_raised_unless_the_run_is_ending() -> None:
     asyncio.run(main())
     assert armed == [True, True, False, True]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_is_raised_once_and_where_it_breaks_nothing() -> None:
+    """O6: not in Trio, nor between two callbacks of asyncio; but where the loop sleeps."""
+    notes: list[str] = []
+    of_wait: list[Any] = []
+
+    def strike() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        select = loop._selector.select
+
+        def selected(timeout: float | None = None) -> Any:
+            of_wait.append(sys._getframe(1))
+            return select(timeout)
+
+        loop._selector.select = selected
+        async with trimesh.aio.open_trio():
+            guard: Any = signal.getsignal(signal.SIGINT)
+            strike()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            in_trio_now(strike)()
+            for sleep in (asyncio.sleep, trio.sleep):
+                coroutine: Any = sleep(1)
+                guard(signal.SIGINT, coroutine.cr_frame)
+                coroutine.close()
+            notes.append("not yet")
+            with pytest.raises(KeyboardInterrupt):
+                guard(signal.SIGINT, of_wait[-1])
+            strike()
+            notes.append("once")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert notes == ["not yet", "once"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupt_after_the_end_of_trio_ends_the_program() -> None:
+    """O6: while its main task goes on; then Ctrl-C has its usual handler again."""
+    notes: list[str] = []
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            pass
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        notes.append("raised")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    asyncio.run(main())
+    assert notes == ["raised"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_descriptor_of_the_program_for_signals_is_kept() -> None:
+    """O6: set before a block, or in it."""
+    receiver, sender = socket.socketpair()
+
+    def current() -> int:
+        found = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(found)
+        return found
+
+    async def main() -> None:
+        before = current()
+        assert before == -1
+        async with trimesh.aio.open_trio():
+            assert current() not in (-1, sender.fileno())
+        assert current() == -1
+        async with trimesh.aio.open_trio():
+            signal.set_wakeup_fd(sender.fileno())
+        assert current() == sender.fileno()
+        async with trimesh.aio.open_trio():
+            assert current() == sender.fileno()
+        assert current() == sender.fileno()
+
+    with receiver, sender:
+        sender.setblocking(False)
+        try:
+            asyncio.run(main())
+        finally:
+            signal.set_wakeup_fd(-1)
 
 
 # ---- time limits -----------------------------------------------------------------------------------------------------
