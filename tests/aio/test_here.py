@@ -1,24 +1,36 @@
-"""Asyncio actors of the program's own process: their loop is in a thread, and no process is started (K05)."""
+"""Asyncio actors of the program's own process: their loop is in a thread, and no process is started (K05).
+
+Some tests have it in the main thread, as workers do: then it drives Trio.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from tests.aio.test_deadlines import Clock
 from tests.conformance.probe import Probe
+from tests.patience import HANG_SECONDS
 
 import trimesh
 import trimesh.blocking as tb
 from trimesh import RemoteCancelled, TrimeshInternalError, endpoint, leaves, this_proc
+from trimesh._runtime.life import current_proc
+from trimesh._transport.native.transport import NativeTransport
+from trimesh.aio.actor import MainLoop, find_steps
 
 NOTES: list[str] = []
 """What the actors do: they are in this process."""
+
+LIMIT_SECONDS = 1_000.0
 
 shade: ContextVar[str] = ContextVar("shade", default="none")
 
@@ -104,7 +116,46 @@ class Engine(trimesh.aio.Actor):
             return [first, *[item async for _, item in items]]
 
     @endpoint
+    async def left(self, clock: Clock, way: str) -> float:
+        """Return the time that a call has to end."""
+        match way:
+            case "task":
+                return await asyncio.create_task(self._left(clock))
+            case "started":
+                return await clock.left.call_one.start()
+            case "limit":
+                async with trimesh.aio.fail_after(LIMIT_SECONDS):
+                    return await clock.left.call_one()
+            case _:
+                return await self._left(clock)
+
+    async def _left(self, clock: Clock) -> float:
+        return await clock.left.call_one()
+
+    @endpoint
+    async def limited(self, other: Probe) -> str:
+        try:
+            async with trimesh.aio.fail_after(0):
+                await other.hold.call_one("limited")
+        except TimeoutError as error:
+            return str(error)
+        return "not cut"
+
+    @endpoint
+    async def nest(self, *, holds: bool) -> int:
+        async with this_proc().spawn("inner", Probe) as inner:
+            if holds:
+                try:
+                    self.note("begun")
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.sleep(0)
+                    self.note("unwound")
+            return await inner.rank.call_one()
+
+    @endpoint
     async def hold_there(self, other: Probe) -> None:
+        self.note("call begun")
         try:
             await other.hold.call_one("there")
         finally:
@@ -155,6 +206,25 @@ def _no_notes() -> None:
     NOTES.clear()
 
 
+@pytest.fixture(params=["thread", "main"])
+async def loop_in(request: pytest.FixtureRequest) -> AsyncGenerator[str, None]:
+    """Where the loop of actors is."""
+    if request.param == "thread":
+        yield request.param
+        return
+    async with this_proc().spawn("holder", Probe):
+        proc, steps = current_proc(), find_steps()
+        assert steps is not None
+        assert isinstance(proc.transport, NativeTransport)
+        loop = proc.above[MainLoop] = MainLoop(proc.transport, steps)
+        loop.open()
+        try:
+            await loop.wait_started()
+            yield request.param
+        finally:
+            await loop.release()
+
+
 def loops() -> int:
     """Return the number of threads that run a loop of actors."""
     return sum("_wait_thread" in thread.name for thread in threading.enumerate())
@@ -181,7 +251,7 @@ def test_script_has_asyncio_actors() -> None:
         assert one.where.call_one() == (True, False, "of lifespan")
 
 
-async def test_errors_are_those_of_the_endpoint() -> None:
+async def test_errors_are_those_of_the_endpoint(loop_in: str) -> None:
     """K05, NA-4: a cancel of its own is an error, too; the actor goes on."""
     async with this_proc().spawn("engine", Engine) as engine:
         with pytest.raises(LookupError, match="of the endpoint"):
@@ -192,7 +262,7 @@ async def test_errors_are_those_of_the_endpoint() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["cancel", "value", "error"])
-async def test_cancel_reaches_the_task_once_and_is_waited_for(outcome: str) -> None:
+async def test_cancel_reaches_the_task_once_and_is_waited_for(outcome: str, loop_in: str) -> None:
     """NA-1, NA-2: an error on the way out wins over the cancel."""
     async with this_proc().spawn("engine", Engine) as engine:
         found: list[BaseException] = []
@@ -208,7 +278,7 @@ async def test_cancel_reaches_the_task_once_and_is_waited_for(outcome: str) -> N
         assert await engine.inline.call_one(1) == 2
 
 
-async def test_cancel_of_the_endpoint_cancels_its_call_to_another_actor() -> None:
+async def test_cancel_of_the_endpoint_cancels_its_call_to_another_actor(loop_in: str) -> None:
     """NA-3: which has ended when the endpoint goes on."""
     async with this_proc().spawn("probe", Probe) as probe, this_proc().spawn("engine", Engine) as engine:
         assert await engine.ask.call_one(probe) == ["asked", 0]
@@ -216,11 +286,56 @@ async def test_cancel_of_the_endpoint_cancels_its_call_to_another_actor() -> Non
             nursery.start_soon(engine.hold_there.call_one, probe)
             await probe.wait.call_one("there")
             nursery.cancel_scope.cancel()
-        assert NOTES == ["call ended"]
+        assert NOTES == ["call begun", "call ended"]
         assert await engine.inline.call_one(1) == 2
 
 
-async def test_generators_stream_until_they_end_or_are_left() -> None:
+async def test_cancel_at_any_turn_is_not_lost(loop_in: str) -> None:
+    """NA-1: what has begun has ended."""
+    async with this_proc().spawn("probe", Probe) as probe, this_proc().spawn("engine", Engine) as engine:
+        with trio.fail_after(HANG_SECONDS):
+            for turns in range(24):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(engine.hold_there.call_one, probe)
+                    for _ in range(turns):
+                        await trio.lowlevel.checkpoint()
+                    nursery.cancel_scope.cancel()
+                assert await engine.inline.call_one(turns) == turns + 1
+        assert ["call begun", "call ended"] * (len(NOTES) // 2) == NOTES
+        assert NOTES
+        seen = await probe.seen.call_one()
+        assert seen.count("there") == seen.count("there cancelled") > 0
+
+
+async def test_time_of_the_caller_is_that_of_the_calls_of_its_endpoint(loop_in: str) -> None:
+    """D03, K05, NA-3: not in another task of asyncio; a limit in it may be earlier."""
+    async with this_proc().spawn("clock", Clock) as clock, this_proc().spawn("engine", Engine) as engine:
+        found = {way: await engine.left.call_one(clock, way) for way in ("", "started", "task")}
+        assert found == dict.fromkeys(found, math.inf)
+        assert 0 < await engine.left.call_one(clock, "limit") <= LIMIT_SECONDS
+        with trio.fail_after(2 * LIMIT_SECONDS):
+            for way in ("", "started"):
+                assert LIMIT_SECONDS < await engine.left.call_one(clock, way) <= 2 * LIMIT_SECONDS
+            assert await engine.left.call_one(clock, "task") == math.inf
+            assert 0 < await engine.left.call_one(clock, "limit") <= LIMIT_SECONDS
+    async with this_proc().spawn("probe", Probe) as probe, this_proc().spawn("engine", Engine) as engine:
+        assert await engine.limited.call_one(probe) == "the time limit of 0 s is over"
+        assert "limited" not in await probe.seen.call_one()
+
+
+async def test_block_in_an_endpoint_is_left_with_it(loop_in: str) -> None:
+    """K05, NA-3: by its end, or a cancel of the caller."""
+    async with this_proc().spawn("engine", Engine) as engine:
+        assert await engine.nest.call_one(holds=False) == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(engine.nest.call_one, holds=True))
+            await engine.noted.call_one("begun")
+            nursery.cancel_scope.cancel()
+        assert NOTES == ["begun", "unwound"]
+        assert await engine.nest.call_one(holds=False) == 0
+
+
+async def test_generators_stream_until_they_end_or_are_left(loop_in: str) -> None:
     """K05: an error comes after the items; who leaves early closes them, in a cancel, too."""
     async with this_proc().spawn("engine", Engine) as engine:
         async with engine.count.stream(3) as items:
@@ -246,7 +361,7 @@ async def test_generators_stream_until_they_end_or_are_left() -> None:
         assert [*["closed"] * 3, "begun", "closed"] == NOTES
 
 
-async def test_tasks_that_are_left_end_with_their_actor() -> None:
+async def test_tasks_that_are_left_end_with_their_actor(loop_in: str) -> None:
     """K05: they are cancelled and awaited."""
     async with this_proc().spawn("other", Engine) as other:
         async with this_proc().spawn("engine", Engine) as engine:
@@ -256,7 +371,7 @@ async def test_tasks_that_are_left_end_with_their_actor() -> None:
 
 
 @pytest.mark.parametrize("place", ["init", "entering", "leaving"])
-async def test_error_while_an_actor_begins_or_ends_is_raised_by_its_block(place: str) -> None:
+async def test_error_while_an_actor_begins_or_ends_is_raised_by_its_block(place: str, loop_in: str) -> None:
     with pytest.RaisesGroup(
         pytest.RaisesExc(LookupError, match=f"in {place}"), flatten_subgroups=True, allow_unwrapped=True
     ):
@@ -266,7 +381,7 @@ async def test_error_while_an_actor_begins_or_ends_is_raised_by_its_block(place:
     assert loops() == 0
 
 
-async def test_error_of_a_task_of_lifespan_ends_the_actor() -> None:
+async def test_error_of_a_task_of_lifespan_ends_the_actor(loop_in: str) -> None:
     """K05: the block raises it; its calls end."""
     with pytest.raises(BaseExceptionGroup) as caught:
         async with this_proc().spawn("engine", Engine) as engine:
@@ -277,7 +392,7 @@ async def test_error_of_a_task_of_lifespan_ends_the_actor() -> None:
         assert await again.inline.call_one(1) == 2
 
 
-async def test_loop_that_ends_by_itself_fails_its_users() -> None:
+async def test_loop_that_ends_by_itself_fails_its_users(loop_in: str) -> None:
     """LH-3: the next actor has a new one."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - alone, or in a group
         async with this_proc().spawn("engine", Engine) as engine:

@@ -339,8 +339,8 @@ class MainLoop:
 
     @property
     def has_ended(self) -> bool:
-        """True once the last actor has released it, or the loop has ended."""
-        return self._users == 0 or self.ended.is_set()
+        """True once the last actor has released it, or the loop has ended by itself."""
+        return self._users == 0 or (self._started.is_set() and not self._is_running)
 
     def open(self) -> None:
         """Let the loop drive the Trio run, as soon as the current turn is over."""

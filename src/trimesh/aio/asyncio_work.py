@@ -192,6 +192,7 @@ class AsyncioWork(Generic[T]):
 
     def _cancel_task(self) -> None:
         if self._task is not None:  # None if the loop has ended by itself
+            self._site.is_cancelled = True
             self._task.cancel(f"{self._name} was cancelled")
 
     async def _live(self) -> None:

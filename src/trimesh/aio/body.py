@@ -184,8 +184,15 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             return
         if self._limit is not None and self._crossing.scope.cancel_called:  # as the block was entered
             self._limit.expire()
-        else:
+        elif not self._is_owner_cancelled():
             self._has_cancelled_owner = self._owner.cancel("the block around it was cancelled")
+
+    def _is_owner_cancelled(self) -> bool:
+        """Return whether a cancel of the Trio task that waits for the owner has cancelled it, as well as the block."""
+        site = self._site.parent
+        while site is not None and not isinstance(site, TaskSite):
+            site = site.parent
+        return site is not None and site.is_cancelled and site.task is self._owner
 
 
 # ---- crossing --------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class StandIn:
                 elif trap is yields:
                     yield from self._yield(scope)
                 elif type(trap) is AsyncioWait:
-                    yield from self._wait_for_task(trap, scope)
+                    yield from self._wait_for_task(trap, scope, coroutine)
                 else:
                     text = f"code that runs in Trio must await operations of Trio, got {trap!r} of another library"
                     step, sent = coroutine.throw, TypeError(text)
@@ -189,9 +189,11 @@ class StandIn:
         if self.task._cancel_status.effectively_cancelled:
             self.task._attempt_delivery_of_any_pending_cancel()
 
-    def _wait_for_task(self, wait: AsyncioWait, scope: trio.CancelScope | None) -> Generator[Any, Any, None]:
-        """Wait until an asyncio task has ended."""
-        if self.task._abort_func is None:  # else the task already waits in Trio, since its first step
+    def _wait_for_task(
+        self, wait: AsyncioWait, scope: trio.CancelScope | None, coroutine: Any
+    ) -> Generator[Any, Any, None]:
+        """Wait until an asyncio task, for which a coroutine waits, has ended."""
+        if self.coroutine is coroutine:  # else the task works in Trio since its first step, in scopes of its own
             self.abort_by(wait.abort)
         while not wait.task.done():
             try:
@@ -470,9 +472,15 @@ class AsyncioSite(Site["TrioRun"]):
 
 
 class TaskSite(AsyncioSite):
-    """A site for one asyncio task: a cancel of its work in Trio cancels that task, too."""
+    """A site for one asyncio task: a cancel of its work in Trio cancels that task, too.
+
+    Attributes:
+        task: The asyncio task.
+        is_cancelled: Whether Trio has cancelled it.
+    """
 
     task: asyncio.Task[Any] | None = None
+    is_cancelled = False
 
     @property
     def is_here(self) -> bool:

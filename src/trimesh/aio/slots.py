@@ -149,6 +149,7 @@ class SlotCall(TaskSite, Generic[T]):
         if self._cut is None:  # NA-2: once
             assert self.task is not None
             self._cut = raise_cancel
+            self.is_cancelled = True
             self.task.cancel(f"{self._name} was cancelled")
         return trio.lowlevel.Abort.FAILED
 
