@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 import trimesh.blocking as tb
-from trimesh import service
+from trimesh import ConnectError, service
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.blocking import service as blocking_service
 from trimesh.rdma import RDMABuffer
@@ -119,6 +120,19 @@ def test_pool_is_open_inside_the_block_of_its_mesh() -> None:
         with pytest.raises(RuntimeError, match="close first what was opened inside: the pool of"):
             spawning.close()
     spawning.close()
+
+
+def test_program_has_a_name_and_files_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W3, K06: while the block of each is open."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    name = tmp_path / "trimesh" / "own"
+    with tb.log_to(tmp_path / "metrics"), tb.this_proc().spawning("own", Named) as own:
+        with tb.publish_as("own", own):
+            assert name.exists()
+            with pytest.raises(ConnectError, match="is published by this program itself"), tb.connect("own", Named):
+                pass
+        assert not name.exists()
+    assert (tmp_path / "metrics" / "metrics.jsonl").exists()
 
 
 def thread_name() -> str:
