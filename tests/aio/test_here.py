@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any
 
 import pytest
+import sniffio
 import trio
 from tests.aio.test_deadlines import Clock
 from tests.conformance.probe import Probe
@@ -180,6 +182,26 @@ class Engine(trimesh.aio.Actor):
         self.kept = asyncio.create_task(self._run())
         await asyncio.sleep(0)
 
+    @endpoint
+    async def leave_things(self) -> list[str]:
+        """Leave what the end of the loop ends; return the names of the thread, and of the library that is seen."""
+        loop = asyncio.get_running_loop()
+        self.kept_generator = self._generate()
+        await anext(self.kept_generator)
+        self.kept = loop.create_task(self._run(), context=Context())
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGUSR1, print)
+        library = sniffio.current_async_library()
+        thread = await loop.run_in_executor(None, threading.current_thread)
+        return [thread.name, library]
+
+    async def _generate(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await asyncio.sleep(0)
+            self.note("generator closed")
+
     async def _run(self) -> None:
         try:
             await asyncio.Event().wait()
@@ -206,13 +228,13 @@ def _no_notes() -> None:
     NOTES.clear()
 
 
-@pytest.fixture(params=["thread", "main"])
-async def loop_in(request: pytest.FixtureRequest) -> AsyncGenerator[str, None]:
-    """Where the loop of actors is."""
-    if request.param == "thread":
-        yield request.param
-        return
+@asynccontextmanager
+async def actors_in(place: str) -> AsyncGenerator[None, None]:
+    """Have the loop of actors in a thread, or in the main thread."""
     async with this_proc().spawn("holder", Probe):
+        if place == "thread":
+            yield
+            return
         proc, steps = current_proc(), find_steps()
         assert steps is not None
         assert isinstance(proc.transport, NativeTransport)
@@ -220,9 +242,16 @@ async def loop_in(request: pytest.FixtureRequest) -> AsyncGenerator[str, None]:
         loop.open()
         try:
             await loop.wait_started()
-            yield request.param
+            yield
         finally:
             await loop.release()
+
+
+@pytest.fixture(params=["thread", "main"])
+async def loop_in(request: pytest.FixtureRequest) -> AsyncGenerator[str, None]:
+    """Where the loop of actors is."""
+    async with actors_in(request.param):
+        yield request.param
 
 
 def loops() -> int:
@@ -390,6 +419,30 @@ async def test_error_of_a_task_of_lifespan_ends_the_actor(loop_in: str) -> None:
     assert NOTES == ["left"]
     async with this_proc().spawn("again", Engine) as again:
         assert await again.inline.call_one(1) == 2
+
+
+@pytest.mark.parametrize("place", ["thread", "main"])
+async def test_end_of_the_loop_is_that_of_asyncio(place: str) -> None:
+    """LH-1: of tasks, async generators and the executor; signals are those of Trio again."""
+
+    def wakeup() -> int:
+        found = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(found)
+        return found
+
+    before = wakeup()
+    async with actors_in(place), this_proc().spawn("engine", Engine) as engine:
+        thread, library = await engine.leave_things.call_one()
+        assert sniffio.current_async_library() == "trio"
+        assert library == "asyncio"
+    assert sorted(NOTES) == ["", "generator closed", "left"]
+    assert thread not in [one.name for one in threading.enumerate()]
+    assert wakeup() == before
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert sniffio.current_async_library() == "trio"
+    with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        assert await anext(signals) == signal.SIGUSR1
 
 
 async def test_loop_that_ends_by_itself_fails_its_users(loop_in: str) -> None:
