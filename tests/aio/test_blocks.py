@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import trio
 from tests.aio.loops import LOOPS, Attempt, Test, run_beside_trio, run_in_thread
+from tests.conformance.probe import Probe
 from tests.noted_blocks import Block, cancellable, nothing, seconds_left
 from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import limits
+from trimesh import limits, this_proc
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now, in_trio_taking, place_outside
 from trimesh.aio import fail_after, move_on_after, trio_run
 
@@ -369,6 +370,33 @@ def test_closed_coroutine_leaves_its_work_to_trio(run: Run) -> None:
     assert notes == ["begun", "unwound"]
 
 
+def test_actors_of_the_program_serve_its_asyncio_code(run: Run) -> None:
+    """K04: calls at once, streams, cancels and started calls, without a process."""
+
+    async def main() -> None:
+        async with this_proc().spawn("probe", Probe) as probe:
+            assert await probe.note.call_one(0) == 0
+            assert await asyncio.gather(*(probe.note.call_one(n) for n in range(1, 50))) == list(range(1, 50))
+            assert await probe.note.call_one.start("started") == "started"
+            probe.note.broadcast_nowait("cast")
+            await probe.wait.call_one("cast")
+            async with probe.rank.stream() as items:
+                assert [item async for _, item in items] == [0]
+            for turns in range(1, 7):
+                attempt = Attempt(probe.hold.call_one(f"held {turns}"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                attempt.task.cancel()
+                assert isinstance(await attempt.over(), asyncio.CancelledError)
+            async with move_on_after(0.01):
+                await probe.hold.call_one("in time")
+            seen = await probe.seen.call_one()
+            held = [note for note in seen if str(note).startswith(("held", "in time"))]
+            assert len(held) == 2 * len({str(note).removesuffix(" cancelled") for note in held})
+
+    run(main)
+
+
 def test_work_outside_of_blocks_is_refused(run: Run) -> None:
     """K04: in words; what does not wait runs where it is, and there is no place in Trio."""
     with pytest.raises(RuntimeError, match="must be used in a task of asyncio, got code outside of one"):
@@ -426,6 +454,31 @@ def test_interrupt_may_be_raised_unless_the_run_is_ending() -> None:
     asyncio.run(main())
     assert armed == [True, True, False, True]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_interrupt_of_a_loop_without_a_handler_ends_its_blocks() -> None:
+    """O6: Trio has its own, which raises it in the task that holds them."""
+    notes: list[Any] = []
+
+    async def main() -> None:
+        async with in_trio_block(Block("a", notes)):
+            signal.raise_signal(signal.SIGINT)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                notes.append("unwound")
+                raise
+
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(main())
+    finally:
+        loop.close()
+    assert notes == ["enter a", "unwound", "leave a by Cancelled"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert trio_run._runs == {}
 
 
 def test_interrupt_is_raised_once_and_where_it_breaks_nothing() -> None:
