@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 from collections.abc import AsyncGenerator, Iterator
@@ -14,7 +15,7 @@ from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._native import tls
-from trimesh.errors import LimitExceeded
+from trimesh.errors import LimitExceeded, TrimeshInternalError
 
 pytest.importorskip("cryptography")
 
@@ -133,6 +134,66 @@ async def test_limits_are_named_with_what_came(ends: tuple[End, End]) -> None:
             ends[0].session.open_channel(far, b"")
         assert (caught.value.limit, caught.value.value) == ("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX + 1)
         assert far.fileno() >= 0
+
+
+async def test_closed_sockets_are_refused(ends: tuple[End, End], all_wires: Wires) -> None:
+    """The caller's mistake is an error, and what else was given stays the caller's."""
+    session = ends[0].session
+    near, far = socket.socketpair()
+    far.close()
+    with near:
+        with pytest.raises(TrimeshInternalError, match="beginning a session with a host"):
+            ends[0].relay.open_session(far, peer=DIALLER, is_dialler=True, lease_seconds=9.0, session_id=6)
+        with pytest.raises(TrimeshInternalError, match="opening a channel to a host"):
+            session.open_channel(far, b"")
+    for connection in all_wires.connect():
+        connection.sock.close()
+        with pytest.raises(TrimeshInternalError, match="attaching a connection to a host"):
+            session.attach(connection)
+        connection.tls.free()
+    assert session.statistics().connections == 0
+    assert not session.is_connected
+    await connect(ends, all_wires)
+
+
+async def test_relays_and_sessions_have_limits() -> None:
+    relays: list[relay.NativeRelay] = []
+    try:
+        with pytest.raises(LimitExceeded) as caught:
+            while True:
+                relays.append(relay.NativeRelay(lambda _: None))
+        assert caught.value.limit == "BUSES_MAX"
+    finally:
+        for one in relays:
+            one.close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(8192, before[1])), before[1]))
+    try:
+        async with relay.open_relay(lambda _: None) as opened:
+            near, far = socket.socketpair()
+            with near, far, pytest.raises(LimitExceeded) as caught:
+                while True:
+                    with far.dup() as control:
+                        session = opened.open_session(
+                            control, peer=DIALLER, is_dialler=True, lease_seconds=9.0, session_id=6
+                        )
+            assert caught.value.limit == "HOST_SESSIONS_MAX"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    near, far = socket.socketpair()
+    with near:
+        assert session.open_channel(far, b"") == 0, "it ended with its relay"
+    assert session.statistics().connections == 0
+
+
+async def test_session_says_whether_it_is_connected(ends: tuple[End, End], all_wires: Wires) -> None:
+    await connect(ends, all_wires)
+    ends[0].session.drop_connection()
+    for end in ends:
+        assert (await end.wait(SessionInterrupted)).reason
+        assert not end.session.is_connected
+    await connect(ends, all_wires)
+    assert ends[0].session.is_connected
 
 
 @pytest.mark.parametrize("how", ["abort", "bye"])
