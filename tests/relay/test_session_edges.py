@@ -202,6 +202,8 @@ async def test_session_that_is_over_closes_what_it_is_given(ends: tuple[End, End
     await connect(ends, all_wires)
     await one.control.send_all(b"seven b")
     assert await receive_exactly(other.control, 7) == b"seven b"
+    await other.control.send_all(b"x")
+    assert await receive_exactly(one.control, 1) == b"x"  # a turn later, so what was sent has been counted
     if how == "abort":
         one.session.abort()
     else:
