@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.aio.loops import LOOPS, Attempt, Test, run_beside_trio, run_in_thread
 from tests.conformance.probe import Probe
 from tests.noted_blocks import Block, cancellable, nothing, seconds_left
@@ -233,6 +234,27 @@ def test_result_of_work_is_that_of_trio(run: Run) -> None:
             assert in_trio_now(trio.lowlevel.in_trio_run)()
             assert not trio.lowlevel.in_trio_task()
             assert "'of another library'" in await in_trio(wrong)()
+
+    run(main)
+
+
+def test_work_waits_until_all_tasks_of_trio_are_blocked(run: Run) -> None:
+    """DV-2: though no deadline is near; not while others work."""
+    notes: list[Any] = []
+
+    async def work() -> None:
+        for _ in range(5):
+            await trio.sleep(0.001)
+        notes.append("blocked")
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            attempt = Attempt(in_trio(work)())
+            await in_trio(trio.testing.wait_all_tasks_blocked)(0.01)
+            assert notes == ["blocked"]
+            attempt.task.cancel()
+            await attempt.over()
 
     run(main)
 

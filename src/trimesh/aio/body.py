@@ -89,7 +89,8 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             cancelled = await self._crossing.wait(lambda: self._is_entered or self._crossing.is_done)
             if cancelled is not None or not self._is_entered:
                 await self._leave(cancelled)
-                raise cancelled or await cancelled_in_trio(around)
+                assert cancelled is not None, "leaving raises what else has ended the block"
+                raise cancelled
         except BaseException:
             await run.release()
             raise

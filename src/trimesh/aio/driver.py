@@ -326,7 +326,6 @@ class CallbackDriver(LoopDriver):
         super().start()
         self._is_guest: bool = self._runner.is_guest
         self._runner.is_guest = True  # Trio makes its descriptor readable when a task can run, in a worker, too
-        self._runner.guest_tick_scheduled = False
         self.settle_soon()
 
     def stop(self) -> None:
