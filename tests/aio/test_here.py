@@ -6,13 +6,15 @@ Some tests have it in the main thread, as workers do: then it drives Trio.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import signal
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import Context, ContextVar
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -106,6 +108,12 @@ class Engine(trimesh.aio.Actor):
             if outcome == "cancel":
                 raise
         return outcome
+
+    @endpoint
+    async def hold_after_a_call(self, other: Probe) -> None:
+        await asyncio.sleep(0)
+        await other.rank.call_one()
+        await self.hold("cancel")
 
     @endpoint
     async def cancel_itself(self) -> None:
@@ -317,6 +325,51 @@ async def test_cancel_of_the_endpoint_cancels_its_call_to_another_actor(loop_in:
             nursery.cancel_scope.cancel()
         assert NOTES == ["call begun", "call ended"]
         assert await engine.inline.call_one(1) == 2
+
+
+async def test_cancel_comes_after_a_call_that_has_ended(loop_in: str) -> None:
+    """NA-2: which has had a cancel function of its own."""
+    async with this_proc().spawn("probe", Probe) as probe, this_proc().spawn("engine", Engine) as engine:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.hold_after_a_call.call_one, probe)
+            await engine.noted.call_one("begun")
+            nursery.cancel_scope.cancel()
+        assert NOTES == ["begun", "hold_after_a_call() was cancelled", "unwound"]
+
+
+async def test_calls_that_have_ended_leave_no_cycle(loop_in: str) -> None:
+    """K05: of an error, or a cancel, its traceback and the frames of the endpoint, with all that they refer to."""
+    async with this_proc().spawn("engine", Engine) as engine:
+        await end_calls(engine)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await end_calls(engine)
+            gc.collect()
+            frames = {one.f_code.co_qualname for one in gc.garbage if isinstance(one, FrameType)}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert [name for name in frames if name.startswith(("Engine.", "AsyncioWork", "SlotCall", "StandIn"))] == []
+
+
+async def end_calls(engine: Any) -> None:
+    """Make calls that end by an error, by a cancel, by both, and by neither."""
+    with pytest.raises(LookupError):
+        await engine.fail.call_one()
+    for outcome in ("value", "cancel", "error"):
+        NOTES.clear()
+        with suppress(BaseExceptionGroup):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.hold.call_one, outcome)
+                await engine.noted.call_one("begun")
+                nursery.cancel_scope.cancel()
+    with suppress(LookupError, BaseExceptionGroup):
+        async with engine.count.stream(3, fails_at=2) as items:
+            async for _ in items:
+                pass
 
 
 async def test_cancel_at_any_turn_is_not_lost(loop_in: str) -> None:

@@ -329,7 +329,7 @@ class MainLoop:
         self._names = cast("Any", NAMES)
         self._runner = self._names.context.runner
         self._io_manager = self._runner.io_manager
-        self._users = 0
+        self._users = 1  # the actor that it is made for
         self._is_running = False
         self._started = trio.Event()
         self._stop: asyncio.Event | None = None
@@ -344,7 +344,6 @@ class MainLoop:
 
     def open(self) -> None:
         """Let the loop drive the Trio run, as soon as the current turn is over."""
-        self._users = 1
         self._runner.io_manager = self
 
     async def wait_started(self) -> None:

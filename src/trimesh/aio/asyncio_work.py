@@ -382,7 +382,7 @@ def start_task(
     task = asyncio.Task(cast("Coroutine[Any, Any, Any]", coroutine), loop=loop, **options)
     context = options.get("context")
     tasks = tasks_of_actor.get() if context is None else context.get(tasks_of_actor)
-    if tasks is not None and not task.done():  # an eager one may have ended already
+    if tasks is not None:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     return task
