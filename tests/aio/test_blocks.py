@@ -27,6 +27,7 @@ import trimesh
 from trimesh import limits, this_proc
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now, in_trio_taking, place_outside
 from trimesh.aio import fail_after, move_on_after, trio_run
+from trimesh.aio.actor import find_steps
 
 Run = Callable[[Test], None]
 
@@ -234,6 +235,22 @@ def test_result_of_work_is_that_of_trio(run: Run) -> None:
             assert in_trio_now(trio.lowlevel.in_trio_run)()
             assert not trio.lowlevel.in_trio_task()
             assert "'of another library'" in await in_trio(wrong)()
+
+    run(main)
+
+
+def test_loop_of_actors_can_drive_only_a_run_that_trio_drives(run: Run) -> None:
+    """LH-1: not a guest, whose loop drives it."""
+
+    async def find() -> object:
+        await trio.lowlevel.checkpoint()
+        return find_steps()
+
+    async def main() -> None:
+        assert find_steps() is None
+        async with trimesh.aio.open_trio():
+            assert find_steps() is None
+            assert (await in_trio(find)() is None) is (run is not run_in_thread)
 
     run(main)
 

@@ -226,8 +226,14 @@ class Engine(trimesh.aio.Actor):
         await asyncio.Event().wait()
 
     @endpoint
-    async def stop_the_loop(self) -> None:
-        self.loop.call_soon(self.loop.stop)
+    async def stop_the_loop(self, how: str) -> None:
+        async def leave() -> None:
+            raise SystemExit(3)
+
+        if how == "stop":
+            self.loop.call_soon(self.loop.stop)
+        else:
+            self.kept = asyncio.create_task(leave())
         await asyncio.Event().wait()
 
 
@@ -498,11 +504,12 @@ async def test_end_of_the_loop_is_that_of_asyncio(place: str) -> None:
         assert await anext(signals) == signal.SIGUSR1
 
 
-async def test_loop_that_ends_by_itself_fails_its_users(loop_in: str) -> None:
+@pytest.mark.parametrize("how", ["stop", "exit"])
+async def test_loop_that_ends_by_itself_fails_its_users(how: str, loop_in: str) -> None:
     """LH-3: the next actor has a new one."""
     with pytest.raises(Exception) as caught:  # noqa: PT011 - alone, or in a group
         async with this_proc().spawn("engine", Engine) as engine:
-            await engine.stop_the_loop.call_one()
+            await engine.stop_the_loop.call_one(how)
     assert {type(leaf) for leaf in leaves(caught.value)} == {TrimeshInternalError}
     assert "the asyncio loop of this process has ended" in str(next(leaves(caught.value)))
     async with this_proc().spawn("again", Engine) as again:

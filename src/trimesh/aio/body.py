@@ -1,7 +1,8 @@
 """Blocks with their body in an asyncio task, held open by a Trio task.
 
 Each is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the asyncio task that entered it is cancelled once;
-leaving withdraws that request, as `asyncio.TaskGroup` does, so that only cancels from elsewhere remain.
+leaving withdraws that request, as `asyncio.TaskGroup` does, so that only cancels from elsewhere remain. A cancel of the
+whole task, as of an endpoint, counts as that of its blocks.
 """
 
 from __future__ import annotations
