@@ -122,7 +122,7 @@ class Environment(LockedByFile):
             used = 0.0
         if used < before:
             shutil.rmtree(self.place, ignore_errors=True)
-            self._lock_place.unlink(missing_ok=True)
+            self._lock_place.unlink()
 
 
 def prune(folder: Path, kept_seconds: float) -> None:
@@ -158,7 +158,7 @@ class Installer(Actor):
 
     def __init__(self) -> None:
         self._environment: Environment | None = None
-        self._said: Port[Said] | None = None
+        self._said: Port[Said]
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
@@ -210,7 +210,7 @@ class Installer(Actor):
         while True:
             while not environment.lock_shared():  # noqa: ASYNC110 - another process sets no event here
                 await trio.sleep(limits.ENVIRONMENT_LOCK_RETRY_SECONDS)
-            if environment.paths is not None:
+            if (paths := environment.paths) is not None:
                 break
             if not environment.lock_alone():  # a failed upgrade may lose the shared lock: take it again
                 await trio.sleep(limits.ENVIRONMENT_LOCK_RETRY_SECONDS)
@@ -222,7 +222,7 @@ class Installer(Actor):
         bin_folder = str(environment.place / "bin")
         path = os.environ.get("PATH", os.defpath)
         variables = {"VIRTUAL_ENV": str(environment.place), "PATH": f"{bin_folder}{os.pathsep}{path}"}
-        return list(environment.paths or ()), variables, made
+        return list(paths), variables, made
 
     async def _make(self, environment: Environment, files: Mapping[str, str], name: str) -> None:
         try:
@@ -298,7 +298,7 @@ class Installer(Actor):
             while data := await pipe.receive_some(limits.OUTPUT_BATCH_BYTES_MAX):
                 words.feed(data)
                 for line in cutter.feed(data, trio.current_time()):
-                    if self._said is not None and line.strip():
+                    if line.strip():
                         await self._said.send((current_rank(), line.decode(errors="replace").strip()))
 
 

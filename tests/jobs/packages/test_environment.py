@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from trimesh.jobs.packages import Environment, prune
 
 
@@ -46,12 +48,24 @@ def test_unused_environments_go_and_used_ones_stay(tmp_path: Path) -> None:
     assert half.lock_alone()
     half.place.mkdir()
     half.close()
+    (tmp_path / "removed.lock").touch()
     prune(tmp_path, 3600.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "kept.lock", "used", "used.lock"]
     used.touch()
     used.close()
     prune(tmp_path, 3600.0)
     assert used.place.exists()
+
+
+def test_environment_is_kept_for_as_long_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EP-3"""
+    monkeypatch.setattr("time.time", lambda: 5000.0)
+    for name, used in (("kept", 2000.0), ("old", 1999.0)):
+        one = made(tmp_path, name)
+        os.utime(one.place / "whole", (used, used))
+        one.close()
+    prune(tmp_path, 3000.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "kept.lock"]
 
 
 def test_lock_of_an_environment_that_was_removed_is_no_lock(tmp_path: Path) -> None:
