@@ -25,7 +25,7 @@ from trimesh.ids import ProcId
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
 from trimesh.jobs.connections import ListenAddress, own_hello
-from trimesh.jobs.identity import Authority, Credentials
+from trimesh.jobs.identity import PLAIN, Authority, Credentials, ForeignAuthority
 
 OWN = ProcId(7)
 """The program whose door it is."""
@@ -54,6 +54,13 @@ class Guest(doors.JoinedHost):
         connection.sock.close()
         connection.tls.free()
         return True
+
+    def became_ready(self) -> None:
+        """See `JoinedHost`."""
+
+    def failed(self, error: Exception) -> None:
+        """See `JoinedHost`; `refused` keeps what fails a guest."""
+        raise NotImplementedError
 
 
 @attrs.frozen
@@ -115,6 +122,15 @@ async def open_member_door(folder: Path) -> AsyncGenerator[OpenDoor, None]:
             host = HostProgram(jobs.AgentOrder(door.expect(guest).text, (door.address,)))
             credentials = await host._join()
             yield OpenDoor(door, authority, guest, host._own, credentials, folder)
+
+
+@asynccontextmanager
+async def open_plain_door() -> AsyncGenerator[doors.Door, None]:
+    """Open a door of sessions without TLS."""
+    authority = ForeignAuthority(PLAIN)
+    with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
+        async with doors.open_door_at(ListenAddress("127.0.0.1"), OWN, authority, context) as door:
+            yield door
 
 
 def certified(authority: Authority, name: str, since: float = 0.0) -> Credentials:

@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import ssl
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,21 +19,18 @@ from trimesh.errors import LinkLost
 
 pytest.importorskip("cryptography")
 
-from tests.jobs.strangers import Guest, raw
+from tests.jobs.strangers import Guest, open_plain_door, raw
 
 from trimesh import jobs
 from trimesh._native import tls
-from trimesh.ids import ProcId
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
-from trimesh.jobs.connections import ListenAddress, context_of
-from trimesh.jobs.identity import PLAIN, ForeignAuthority, JoinToken
+from trimesh.jobs.connections import context_of
+from trimesh.jobs.identity import PLAIN, JoinToken
 from trimesh.jobs.pki import UNDERSTOOD
 from trimesh.observe import find_run
 
 pytestmark = pytest.mark.real
-
-OWN = ProcId(7)
 
 
 async def test_hosts_without_tls_are_a_mesh_and_it_is_said_on_every_start(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,14 +117,6 @@ def test_certificates_and_none_are_refused() -> None:
     pki = jobs.OwnPKI("/a", "/b", "/c", peers="n1")
     with pytest.raises(ValueError, match="got both"):
         jobs.LocalJob(1, pki=pki, insecure=UNDERSTOOD)
-
-
-@asynccontextmanager
-async def open_plain_door() -> AsyncGenerator[doors.Door, None]:
-    authority = ForeignAuthority(PLAIN)
-    with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
-        async with doors.open_door_at(ListenAddress("127.0.0.1"), OWN, authority, context) as door:
-            yield door
 
 
 def program(door: doors.Door, token: JoinToken) -> HostProgram:

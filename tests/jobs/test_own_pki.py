@@ -197,6 +197,10 @@ async def test_certificate_alone_lets_no_host_in(site: Site, caplog: pytest.LogC
         assert guest.connections == []
         await meet(host)
         assert guest.connections == [host._own]
+        host._own_pki = site.host("other.example").read()
+        with pytest.raises(HostRefused, match="name"):
+            await meet(host)
+        host._own_pki = credentials
         door.forget(host._own)
         with pytest.raises(HostRefused, match="incarnation"):
             await meet(host)

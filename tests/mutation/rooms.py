@@ -72,6 +72,16 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/conformance/test_stalls.py",
     ),
     "src/trimesh/jobs/addresses.py": ("tests/jobs/test_addresses.py", "tests/jobs/test_join_words.py"),
+    "src/trimesh/jobs/door.py": (
+        "tests/jobs/test_door.py",
+        "tests/jobs/test_host_faults.py",
+        "tests/jobs/test_insecure.py",
+        "tests/jobs/test_join_words.py",
+        "tests/jobs/test_joined_host.py",
+        "tests/jobs/test_open_door.py",
+        "tests/jobs/test_own_pki.py",
+        "tests/jobs/test_strangers.py",
+    ),
     "src/trimesh/jobs/identity.py": ("tests/jobs/identity", "tests/jobs/test_own_pki.py", "tests/jobs/test_door.py"),
     "src/trimesh/jobs/job_file.py": ("tests/jobs/test_job_file.py",),
     "src/trimesh/jobs/packages.py": ("tests/jobs/packages",),
@@ -112,7 +122,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
 }
 """Tests, by a folder or a file of the product; of several that hold a file the innermost counts."""
 
-BOTH_TIERS: Final = ("src/trimesh/aio",)
+BOTH_TIERS: Final = ("src/trimesh/aio", "src/trimesh/jobs/door.py")
 """Rooms most of whose tests start processes, so that few are daily; all of them are tried."""
 
 

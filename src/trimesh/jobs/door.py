@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
@@ -79,7 +80,7 @@ class Door:
         listener: trio.SocketListener,
         advertised: tuple[str, ...] = (),
     ) -> None:
-        host, port = listener.socket.getsockname()[:2]
+        host, port, *_ = listener.socket.getsockname()
         self.address = with_port(host, port)
         self.addresses = tuple(with_port(one, port) for one in advertised) or (self.address,)
         self.on_stranger: Callable[[str], None] = lambda _: None
@@ -112,40 +113,45 @@ class Door:
         entry = _Entry(trio.current_time())
         self._half_open[entry] = None
         try:
+            await self._meet(stream, entry)
+        finally:
+            self._is_through(entry)
+
+    async def _meet(self, stream: trio.SocketStream, entry: _Entry) -> None:
+        try:
             session = self._context.open(
                 own_hello(self._own, self._authority.mesh),
                 is_server=True,
                 has_names=isinstance(self._authority, Authority),
             )
         except LimitExceeded:
-            self._is_through(entry)
             return
         secure = SecureSocket(stream.socket, session)
         try:
             with entry.scope:
                 await secure.shake_hands(decide=lambda hello: self._decide(hello, secure, entry))
-            self._is_through(entry)
-            hello = secure.tls.peer
-            if entry.scope.cancelled_caught or hello is None:
-                return
-            if entry.joining is not None:
-                with trio.move_on_after(limits.HOST_JOIN_SECONDS):  # it had a token: on a busy host it may be slow
-                    await self._certify(secure, hello, entry.joining)
-            elif (guest := self._members.get(ProcId(hello.incarnation))) is not None:
-                connection = secure.hand_over()
-                if not guest.connected(ProcId(hello.incarnation), connection):
-                    connection.sock.close()
-                    connection.tls.free()
+            if not entry.scope.cancelled_caught:
+                await self._take(secure, entry)
         except LinkLost as error:
-            if entry.refusal is not None and entry.joining is not None:
-                entry.joining.refused(HostRefused(entry.refusal))
-            elif entry.joining is not None:
-                entry.joining.refused(HostRefused(str(error)))
+            if entry.joining is not None:
+                entry.joining.refused(HostRefused(entry.refusal or str(error)))
             else:
                 await self._hear_failure(secure, stream)
         finally:
             secure.close()
-            self._is_through(entry)
+
+    async def _take(self, secure: SecureSocket, entry: _Entry) -> None:
+        """Certify a host that joins, or pass the connection of a member to it."""
+        hello = secure.tls.peer
+        assert hello is not None
+        if entry.joining is not None:
+            with trio.move_on_after(limits.HOST_JOIN_SECONDS):  # it had a token: on a busy host it may be slow
+                await self._certify(secure, hello, entry.joining)
+        elif (guest := self._members.get(ProcId(hello.incarnation))) is not None:
+            connection = secure.hand_over()
+            if not guest.connected(ProcId(hello.incarnation), connection):
+                connection.sock.close()
+                connection.tls.free()
 
     async def _hear_failure(self, secure: SecureSocket, stream: trio.SocketStream) -> None:
         """Handle the end of a connection that has shown no token."""
@@ -284,9 +290,9 @@ def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str 
     """
     found = list[str]()
     for name, host, program, digits in (
-        ("trimesh", theirs[0], ours[0], 9),
+        ("trimesh", theirs[0], ours[0], None),
         ("Python", theirs[1], ours[1], 2),
-        ("torch", theirs[2], ours[2], 9),
+        ("torch", theirs[2], ours[2], None),
     ):
         if host and program and host.split(".")[:digits] != program.split(".")[:digits]:
             found.append(f"{name} {host} where this program runs {name} {program}")
@@ -330,18 +336,14 @@ async def open_door_at(
             ) from error
         raise SpawnError(f"hosts cannot join at {where}, which must be an address of this machine: {error}") from error
     door = Door(own, authority, context, listeners[0], place.advertised)
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_serve, door, listeners)
-            yield door
-            nursery.cancel_scope.cancel(reason="the door is closed")
-    finally:
-        with trio.CancelScope(shield=True):
-            for listener in listeners:
-                await listener.aclose()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_serve, door, listeners)
+        yield door
+        nursery.cancel_scope.cancel(reason="the door is closed")
 
 
 async def _serve(door: Door, listeners: list[trio.SocketListener]) -> None:
+    """Serve until cancelled, which closes the listeners."""
     await trio.serve_listeners(door.serve, listeners)
 
 
@@ -403,7 +405,7 @@ async def open_host_links(
             yield HostLinks(relay, sessions, door, is_plain=own is not None and own.is_plain)
 
 
-class JoinedHost:
+class JoinedHost(ABC):
     """Host for which a token was issued. A subclass handles its events.
 
     Attributes:
@@ -431,13 +433,13 @@ class JoinedHost:
         """Handle that it has joined; return whether it is still wanted."""
         return True
 
+    @abstractmethod
     def became_ready(self) -> None:
         """Handle that processes can be started there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: Exception) -> None:
         """Handle that it cannot be used."""
-        raise NotImplementedError
 
     # ---- events of the door ----------------------------------------------------------------------------------
 
@@ -506,7 +508,8 @@ class JoinedHost:
         self.lost.set()
         if not self.is_ready:
             self.failed(SpawnError(f"the host {self.name} was lost before it was ready: {text}"))
-        elif self.host is not None:
+        else:
+            assert self.host is not None
             self.host.lose(reason, text)
 
     def close(self) -> None:
