@@ -266,7 +266,7 @@ async def test_stranger_who_has_had_its_time_makes_way(monkeypatch: pytest.Monke
 
 
 async def test_strangers_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    """JD-2: what each has sent is counted, and logged once; who breaks a connection has sent nothing."""
+    """JD-2: what each has sent is counted, and logged once; who leaves or breaks a connection has sent nothing."""
     async with open_plain_door() as door, trio.open_nursery() as nursery:
         for _ in range(2):
             talker = await stranger(door, nursery)
@@ -277,6 +277,10 @@ async def test_strangers_do_no_harm(caplog: pytest.LogCaptureFixture) -> None:
             breaker.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await breaker.stream.aclose()
             await breaker.over.wait()
+            leaver = await stranger(door, nursery)
+            await leaver.stream.send_eof()
+            await leaver.over.wait()
+            await leaver.stream.aclose()
     assert list(door.offences.values()) == [2]
     [record] = caplog.records
     assert "what came is no plain session of trimesh" in record.getMessage()

@@ -80,6 +80,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/jobs/test_joined_host.py",
         "tests/jobs/test_open_door.py",
         "tests/jobs/test_own_pki.py",
+        "tests/jobs/test_replacing.py",
         "tests/jobs/test_strangers.py",
     ),
     "src/trimesh/jobs/identity.py": ("tests/jobs/identity", "tests/jobs/test_own_pki.py", "tests/jobs/test_door.py"),
