@@ -62,10 +62,13 @@ def pytest_collection_finish() -> None:
 
 TESTS = Path(__file__).parent
 QUICK = frozenset(
-    ("actor", "aio", "blocking", "conformance", "data", "observe", "rdma", "service", "spmd", "tensor", "testing")
+    (
+        *("actor", "aio", "blocking", "conformance", "data", "lifetime", "observe", "rdma", "runtime"),
+        *("service", "spmd", "tensor", "testing"),
+    )
 )
-"""Folders whose tests are about what meshes do, so that their spawners may be copies of a template, and so may agents.
-The others are about how processes start and end, or run whole programs."""
+"""Folders whose tests open meshes themselves, so that their spawners may be copies of a template, and so may agents. The
+others run whole programs."""
 
 OF_PROGRAMS = WARM if importlib.util.find_spec("torch") is None else WARM_WITH_TORCH
 """What programs are copies of where what they print is the subject."""

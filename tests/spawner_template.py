@@ -2,8 +2,8 @@
 
 To start a mesh takes a quarter of a second of a processor, four fifths of it because the spawner is a new interpreter.
 The tests of what meshes do start a thousand; they are given a copy of an interpreter that has imported everything and
-done nothing. That starts nothing as users do, so the tests of starting, of ends and of whole programs execute their
-spawners (`tests/conftest.py` says which do not), and all do when CI_FULL is set. So it is with agents, see
+done nothing. That starts nothing as users do, so tests of whole programs execute their spawners (`tests/conftest.py`
+says which do not), some of starts and ends (marker `executed`), and all when CI_FULL is set. So it is with agents, see
 `tests.agent_copies`, and with programs of tests about ends, see `tests.lifetime.program`: their spawners are executed.
 
     pytest --exec--> template --clone(CLONE_PARENT)--> spawner --fork--> worker

@@ -178,6 +178,7 @@ async def test_block_that_comes_after_the_retirement_gets_another_spawner(monkey
     assert len(answers) == 1
 
 
+@pytest.mark.executed("threads of its interpreter are counted")
 async def test_lifelines_are_watched_until_a_process_has_ended(tmp_path: Path) -> None:
     """O3, O4: functions of atexit may take long; the thread that watches is not stopped, and not waited for, first."""
     path = tmp_path / "threads"
