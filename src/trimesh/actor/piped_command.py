@@ -34,7 +34,7 @@ async def bound_when_cancelled(reading: trio.CancelScope) -> None:
     try:
         await trio.sleep_forever()
     finally:
-        reading.deadline = trio.current_time() + limits.OUTPUT_FLUSH_SECONDS
+        reading.deadline = trio.current_time() + limits.COMMAND_FLUSH_SECONDS
 
 
 def text_of_line(line: bytes) -> str:

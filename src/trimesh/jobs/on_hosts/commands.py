@@ -91,7 +91,7 @@ async def _shown(
             try:
                 outcomes.append(await _outcome(call(port)))
             except trio.Cancelled:
-                reading.deadline = trio.current_time() + limits.OUTPUT_FLUSH_SECONDS
+                reading.deadline = trio.current_time() + limits.COMMAND_FLUSH_SECONDS
                 raise
             finally:
                 port.close()
