@@ -15,6 +15,7 @@ from tests.conformance.meeting import make_meetings, meet
 from tests.conformance.nodes import Node
 from tests.conformance.supervised import Log, reading
 from tests.conformance.test_observe import Busy, Relay
+from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import (
@@ -54,11 +55,13 @@ class Shell:
 
     async def until(self, text: str | Sequence[str], *arguments: str) -> str:
         """Repeat a command until it says something, all parts in one answer; return what it has said."""
-        parts = [text] if isinstance(text, str) else text
-        while True:
-            _, said = await self(*arguments)
-            if all(part in said for part in parts):
-                return said
+        parts, said = [text] if isinstance(text, str) else text, ""
+        with trio.move_on_after(HANG_SECONDS):
+            while True:
+                _, said = await self(*arguments)
+                if all(part in said for part in parts):
+                    return said
+        raise AssertionError(f"trimesh {' '.join(arguments)} never said {parts}, but:\n{said}")
 
 
 @pytest.fixture
