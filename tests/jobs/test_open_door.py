@@ -14,7 +14,7 @@ import trio
 from tests.jobs.joining import joining
 from tests.patience import HANG_SECONDS
 
-from trimesh import Actor, HostLost, HostRefused, MeshErrorGroup, endpoint, leaves
+from trimesh import Actor, HostLost, HostRefused, MeshErrorGroup, endpoint, leaves, this_host
 
 pytest.importorskip("cryptography")
 
@@ -92,6 +92,7 @@ async def test_host_that_joined_waits_until_the_door_is_closed() -> None:
 
             nursery.start_soon(join)
             await until_waiting(door, 1)
+            assert door.waiting == this_host().names
             with trio.move_on_after(0.1) as scope:
                 async with door.expect(2):
                     pytest.fail("there is one host only")
