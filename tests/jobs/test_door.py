@@ -131,6 +131,26 @@ async def test_host_that_is_being_certified_keeps_no_other_waiting(monkeypatch: 
             assert (await slow._get_credentials(secure)).chain
 
 
+async def test_host_that_makes_way_as_its_hello_comes_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JD-1: its token is not used up."""
+    monkeypatch.setattr(limits, "DOOR_PATIENCE_SECONDS", 0.0)
+    came = list[bytes]()
+    async with open_door() as (door, _):
+        decide = door._decide
+
+        def late(hello: tls.TLSHello, secure: SecureSocket, entry: doors._Entry) -> tls.TLSVerdict:
+            came.append(hello.token)
+            if len(came) == 1:
+                entry.scope.cancel(reason="others wait")
+            return decide(hello, secure, entry)
+
+        monkeypatch.setattr(door, "_decide", late)
+        guest = Guest()
+        token = door.expect(guest)
+        assert (await program(door, token)._join()).chain
+        assert (came, guest.refusals) == ([token.number] * 2, [])
+
+
 async def test_guest_of_a_token_that_is_too_old_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """H7: a door that is open for months keeps those of the last minutes."""
     async with open_door() as (door, _):
