@@ -86,6 +86,26 @@ def test_blocks_share_a_run_and_are_left_last_first(run: Run) -> None:
     assert notes == ["enter outer", "enter inner", ("outer", "inner", 7), "leave inner", "leave outer"]
 
 
+def test_block_that_is_entered_while_the_run_ends_has_a_new_one(run: Run) -> None:
+    """RUN-1, K04: once that has ended."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        block = trimesh.aio.open_trio()
+        await block.__aenter__()
+        first = trio_run.find_run(loop)
+        assert first is not None
+        leaving = asyncio.create_task(block.__aexit__(None, None, None))
+        while not first.is_ending:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0)
+        async with trimesh.aio.open_trio():
+            assert trio_run.find_run(loop) not in (None, first)
+            assert leaving.done()
+        await leaving
+
+    run(main)
+
+
 def test_error_of_a_body_passes_through_its_blocks(run: Run) -> None:
     """K04, BD-2: each may suppress it, or raise another."""
     notes: list[Any] = []
@@ -580,6 +600,25 @@ def test_interrupt_after_the_end_of_trio_ends_the_program() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_guard_of_interrupts_serves_the_next_run() -> None:
+    """O6: and stays until that is over, too."""
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            guard = signal.getsignal(signal.SIGINT)
+        async with trimesh.aio.open_trio():
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is guard
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    asyncio.run(main())
+
+
 def test_descriptor_of_the_program_for_signals_is_kept() -> None:
     """O6: set before a block, or in it."""
     receiver, sender = socket.socketpair()
@@ -622,6 +661,7 @@ def test_earliest_limit_is_the_deadline_of_work(run: Run) -> None:
     def placed() -> float:
         place = place_outside()
         assert place is not None
+        assert place.run is trio_run.find_run(asyncio.get_running_loop())
         return in_trio_now(lambda: place.deadline - trio.current_time())()
 
     async def main() -> None:
