@@ -28,6 +28,7 @@ from trimesh import limits, this_proc
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now, in_trio_taking, place_outside
 from trimesh.aio import fail_after, move_on_after, trio_run
 from trimesh.aio.actor import find_steps
+from trimesh.errors import TrimeshInternalError
 
 Run = Callable[[Test], None]
 
@@ -211,6 +212,29 @@ def test_cancel_of_a_block_in_trio_reaches_its_body_once(run: Run) -> None:
 
     run(main)
     assert notes == [1, "begun"]
+
+
+def test_error_around_all_blocks_is_raised_by_them(run: Run) -> None:
+    """RUN-3: with its cause; the Trio program of another loop goes on."""
+
+    async def fail() -> None:
+        raise LookupError("around all")
+
+    async def main() -> None:
+        with pytest.raises(TrimeshInternalError, match="has ended") as caught:
+            async with trimesh.aio.open_trio():
+                found = trio_run.find_run(asyncio.get_running_loop())
+                assert found is not None
+                assert found.root.nursery is not None
+                in_trio_now(found.root.nursery.start_soon)(fail)
+                await asyncio.Event().wait()
+        assert caught.value.__cause__ is not None
+        assert [str(leaf) for leaf in trimesh.leaves(caught.value.__cause__)] == ["around all"]
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    run(main)
 
 
 # ---- work ------------------------------------------------------------------------------------------------------------
@@ -598,6 +622,36 @@ def test_interrupt_after_the_end_of_trio_ends_the_program() -> None:
     asyncio.run(main())
     assert notes == ["raised"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupt_while_the_run_ends_is_not_raised() -> None:
+    """O6, RUN-2: the end is waited for, and the cancel of the first one is the task's."""
+    notes: list[str] = []
+
+    async def main() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            async with trimesh.aio.open_trio():
+                guard: Any = signal.getsignal(signal.SIGINT)
+
+                async def live_on() -> None:
+                    of_user: Any = nothing()
+                    try:
+                        await trio.sleep_forever()
+                    finally:
+                        for _ in range(3):
+                            guard(signal.SIGINT, of_user.cr_frame)
+                        of_user.close()
+                        notes.append("unwound")
+
+                run = trio_run.find_run(asyncio.get_running_loop())
+                assert run is not None
+                assert run.root.nursery is not None
+                run.root.nursery.start_soon(live_on)
+                await in_trio(nothing)()
+        notes.append("left")
+
+    asyncio.run(main())
+    assert notes == ["unwound", "left"]
 
 
 def test_guard_of_interrupts_serves_the_next_run() -> None:

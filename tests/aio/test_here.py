@@ -29,7 +29,7 @@ import trimesh.blocking as tb
 from trimesh import RemoteCancelled, TrimeshInternalError, endpoint, leaves, this_proc
 from trimesh._runtime.life import current_proc
 from trimesh._transport.native.transport import NativeTransport
-from trimesh.aio.actor import MainLoop, find_steps
+from trimesh.aio.actor import MainLoop, find_steps, lease_main_loop
 
 NOTES: list[str] = []
 """What the actors do: they are in this process."""
@@ -255,7 +255,9 @@ async def actors_in(place: str) -> AsyncGenerator[None, None]:
         loop = proc.above[MainLoop] = MainLoop(proc.transport, steps)
         loop.open()
         try:
-            await loop.wait_started()
+            leased = await lease_main_loop(proc)  # before it has started
+            assert leased is loop
+            await loop.release()
             yield
         finally:
             await loop.release()
@@ -469,6 +471,25 @@ async def test_error_while_an_actor_begins_or_ends_is_raised_by_its_block(place:
     assert loops() == 0
 
 
+async def test_lifespan_is_left_when_its_block_is_cancelled(loop_in: str) -> None:
+    """K05: before the block has ended; its error on the way out is raised."""
+    with trio.CancelScope() as scope:
+        async with this_proc().spawn("engine", Engine):
+            scope.cancel()
+            await trio.sleep_forever()
+    assert NOTES == ["left"]
+    with (
+        pytest.RaisesGroup(
+            pytest.RaisesExc(LookupError, match="in leaving"), flatten_subgroups=True, allow_unwrapped=True
+        ),
+        trio.CancelScope() as scope,
+    ):
+        async with this_proc().spawn("engine", Engine, "leaving"):
+            scope.cancel()
+            await trio.sleep_forever()
+    assert NOTES == ["left"] * 2
+
+
 async def test_error_of_a_task_of_lifespan_ends_the_actor(loop_in: str) -> None:
     """K05: the block raises it; its calls end."""
     with pytest.raises(BaseExceptionGroup) as caught:
@@ -504,12 +525,33 @@ async def test_end_of_the_loop_is_that_of_asyncio(place: str) -> None:
         assert await anext(signals) == signal.SIGUSR1
 
 
+async def test_error_of_a_slot_is_raised_in_its_task() -> None:
+    """LH-3: and the loop serves on."""
+
+    async def serve() -> None:
+        await trio.lowlevel.checkpoint()
+        raise LookupError("of the slot")
+
+    async with actors_in("main"):
+        loop: MainLoop = current_proc().above[MainLoop]
+        with pytest.raises(LookupError, match="of the slot"):
+            await loop.serve_slot(serve)
+        async with this_proc().spawn("engine", Engine) as engine:
+            assert await engine.inline.call_one(1) == 2
+
+
 @pytest.mark.parametrize("how", ["stop", "exit"])
 async def test_loop_that_ends_by_itself_fails_its_users(how: str, loop_in: str) -> None:
     """LH-3: the next actor has a new one."""
+    raised: list[type[BaseException]] = []
     with pytest.raises(Exception) as caught:  # noqa: PT011 - alone, or in a group
-        async with this_proc().spawn("engine", Engine) as engine:
-            await engine.stop_the_loop.call_one(how)
+        async with this_proc().spawn("engine", Engine) as engine, this_proc().spawn("idle", Engine):
+            try:
+                await engine.stop_the_loop.call_one(how)
+            except BaseException as error:
+                raised.append(type(error))
+                raise
+    assert raised == [TrimeshInternalError]
     assert {type(leaf) for leaf in leaves(caught.value)} == {TrimeshInternalError}
     assert "the asyncio loop of this process has ended" in str(next(leaves(caught.value)))
     async with this_proc().spawn("again", Engine) as again:

@@ -250,7 +250,7 @@ async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:
 
     If Trio cancels that task, too, return that cancel: a second one would interrupt its clean-up.
     """
-    if isinstance(site, TaskSite) and site.is_here:
+    if isinstance(site, TaskSite):
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError as error:
