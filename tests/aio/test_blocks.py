@@ -214,6 +214,29 @@ def test_cancel_of_a_block_in_trio_reaches_its_body_once(run: Run) -> None:
     assert notes == [1, "begun"]
 
 
+def test_loop_that_is_closed_in_a_block_does_not_hold_up_trio() -> None:
+    """K04: whose program ends; the next loop has nothing of it."""
+    blocks = []
+
+    def enter_and_close() -> None:
+        loop = asyncio.new_event_loop()
+        blocks.append(trimesh.aio.open_trio())
+        loop.run_until_complete(blocks[0].__aenter__())
+        loop.close()
+
+    async def program() -> None:
+        with trio.fail_after(HANG_SECONDS):
+            await trio.to_thread.run_sync(enter_and_close)
+
+    async def main() -> None:
+        async with trimesh.aio.open_trio():
+            assert list(trio_run._runs) == [asyncio.get_running_loop()]
+
+    trio.run(program)
+    asyncio.run(main())
+    assert trio_run._runs == {}
+
+
 def test_error_around_all_blocks_is_raised_by_them(run: Run) -> None:
     """RUN-3: with its cause; the Trio program of another loop goes on."""
 

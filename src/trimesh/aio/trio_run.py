@@ -140,6 +140,7 @@ class TrioRun(ABC):
                 except (KeyboardInterrupt, trio.Cancelled) as error:
                     interrupt = error if isinstance(error, KeyboardInterrupt) else interrupt
                     is_cut = True
+                    is_there = self.tell(_nothing)  # a loop that was closed in a block never leaves it
                     nursery.cancel_scope.cancel(reason="Ctrl-C" if interrupt is not None else "Trio is ending")
             nursery.cancel_scope.cancel()
         if interrupt is not None:
