@@ -52,6 +52,17 @@ def test_release_of_trio_that_lacks_a_name_has_no_driver(
         assert find_names() is None
 
 
+def test_release_of_trio_that_keeps_its_task_elsewhere_has_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K04: nor one that has no name of the running library."""
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.lowlevel, "current_task", lambda: None)
+        assert find_names() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(CORE._run, "sniffio_library", SimpleNamespace())
+        assert find_names() is None
+    assert find_names() == driver.NAMES
+
+
 def driver_of(loop: Any) -> LoopDriver:
     epoll = SimpleNamespace(fileno=lambda: -1)
     runner = SimpleNamespace(io_manager=SimpleNamespace(_epoll=epoll))

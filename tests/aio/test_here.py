@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from types import FrameType
@@ -29,7 +29,8 @@ import trimesh.blocking as tb
 from trimesh import RemoteCancelled, TrimeshInternalError, endpoint, leaves, this_proc
 from trimesh._runtime.life import current_proc
 from trimesh._transport.native.transport import NativeTransport
-from trimesh.aio.actor import MainLoop, find_steps, lease_main_loop
+from trimesh.aio.actor import MainLoop, find_steps, lease_main_loop, lease_thread
+from trimesh.aio.asyncio_work import items_from_asyncio
 
 NOTES: list[str] = []
 """What the actors do: they are in this process."""
@@ -449,6 +450,34 @@ async def test_generators_stream_until_they_end_or_are_left(loop_in: str) -> Non
             await engine.noted.call_one("begun")
             nursery.cancel_scope.cancel()
         assert [*["closed"] * 3, "begun", "closed"] == NOTES
+
+
+@pytest.mark.parametrize("error", [None, LookupError("on the way out")], ids=["quiet", "error"])
+@pytest.mark.parametrize("place", ["thread", "main"])
+async def test_generator_that_is_closed_has_ended(place: str, error: Exception | None) -> None:
+    """NA-1, NA-2: an error that it raises then is raised here."""
+
+    async def generate() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            await asyncio.sleep(0)
+            NOTES.append("closed")
+            if error is not None:
+                raise error
+
+    async with actors_in(place):
+        loop = await (lease_main_loop if place == "main" else lease_thread)(current_proc())
+        assert loop is not None
+        try:
+            items = items_from_asyncio(loop, generate, "generate()")
+            assert await anext(items) == 1
+            with nullcontext() if error is None else pytest.raises(LookupError, match="on the way out"):
+                await items.aclose()
+            assert NOTES == ["closed"]
+        finally:
+            await loop.release()
 
 
 async def test_tasks_that_are_left_end_with_their_actor(loop_in: str) -> None:
