@@ -515,9 +515,10 @@ def test_work_outside_of_blocks_is_refused(run: Run) -> None:
                 await in_trio(nothing)()
         else:
             assert await in_trio(nothing)() == 7  # by the run that started the thread
-        assert in_trio_now(lambda: 7)() == 7
+        assert (in_trio_now(threading.get_ident)() == threading.get_ident()) is (trio_run.find_token() is None)
         assert place_outside() is None
         async with trimesh.aio.open_trio():
+            assert (in_trio_now(threading.get_ident)() == threading.get_ident()) is (run is not run_in_thread)
             outer = place_outside()
             async with in_trio_block(cancellable()):
                 assert place_outside() not in (None, outer)

@@ -14,6 +14,7 @@ import trimesh
 from trimesh._runtime.tasks import in_trio
 from trimesh.aio import driver
 from trimesh.aio.driver import CallbackDriver, LoopDriver, SelectorDriver, adopt_guest, driver_for, find_names
+from trimesh.aio.trio_run import find_run
 
 CORE: Any = trio._core
 
@@ -129,6 +130,28 @@ async def test_first_turn_of_a_guest_run_is_taken_over(monkeypatch: pytest.Monke
     assert [type(one) for one in driven] == [CallbackDriver]
     assert soon[-1] == state.tick
     assert driven[0].tick in soon
+
+
+def test_loop_is_quiet_until_its_next_timer() -> None:
+    """DV-3: what a transport that spins asks for."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with trimesh.aio.open_trio():
+            run = find_run(loop)
+            assert run is not None
+            found = run.driver
+            assert isinstance(found, SelectorDriver)
+            assert found.is_quiet(1.0)
+            timer = loop.call_later(1_000, print)
+            assert found.is_quiet(1.0)
+            assert not found.is_quiet(2_000.0)
+            timer.cancel()
+            before = found.waiting()
+            loop.call_soon(lambda: None)
+            assert found.waiting() == before + 1
+
+    asyncio.run(main())
 
 
 def test_loop_sleeps_while_trio_waits() -> None:
