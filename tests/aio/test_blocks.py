@@ -517,12 +517,18 @@ def test_work_outside_of_blocks_is_refused(run: Run) -> None:
             assert await in_trio(nothing)() == 7  # by the run that started the thread
         assert (in_trio_now(threading.get_ident)() == threading.get_ident()) is (trio_run.find_token() is None)
         assert place_outside() is None
+
+        async def has_place() -> bool:
+            return place_outside() is not None
+
         async with trimesh.aio.open_trio():
             assert (in_trio_now(threading.get_ident)() == threading.get_ident()) is (run is not run_in_thread)
             outer = place_outside()
             async with in_trio_block(cancellable()):
                 assert place_outside() not in (None, outer)
             assert place_outside() is outer
+            found = asyncio.create_task(has_place(), context=contextvars.Context())  # as a task from before the block
+            assert await found
 
     run(main)
 

@@ -12,7 +12,7 @@ import trio
 
 import trimesh
 from trimesh._runtime.tasks import in_trio
-from trimesh.aio import driver
+from trimesh.aio import actor, driver
 from trimesh.aio.driver import CallbackDriver, LoopDriver, SelectorDriver, adopt_guest, driver_for, find_names
 from trimesh.aio.trio_run import find_run
 
@@ -62,6 +62,9 @@ def test_release_of_trio_that_keeps_its_task_elsewhere_has_no_driver(monkeypatch
         patch.setattr(CORE._run, "sniffio_library", SimpleNamespace())
         assert find_names() is None
     assert find_names() == driver.NAMES
+    with monkeypatch.context() as patch:
+        patch.setattr(actor, "NAMES", None)
+        assert actor.find_steps() is None
 
 
 def driver_of(loop: Any) -> LoopDriver:

@@ -30,7 +30,7 @@ from trimesh import RemoteCancelled, TrimeshInternalError, endpoint, leaves, thi
 from trimesh._runtime.life import current_proc
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.aio.actor import MainLoop, find_steps, lease_main_loop, lease_thread
-from trimesh.aio.asyncio_work import items_from_asyncio
+from trimesh.aio.asyncio_work import block_in_asyncio, items_from_asyncio
 
 NOTES: list[str] = []
 """What the actors do: they are in this process."""
@@ -245,7 +245,7 @@ def _no_notes() -> None:
 
 @asynccontextmanager
 async def actors_in(place: str) -> AsyncGenerator[None, None]:
-    """Have the loop of actors in a thread, or in the main thread."""
+    """Have the loop of actors in a thread, or in the main thread: that of asyncio, or uvloop."""
     async with this_proc().spawn("holder", Probe):
         if place == "thread":
             yield
@@ -256,7 +256,11 @@ async def actors_in(place: str) -> AsyncGenerator[None, None]:
         loop = proc.above[MainLoop] = MainLoop(proc.transport, steps)
         loop.open()
         try:
-            leased = await lease_main_loop(proc)  # before it has started
+            with pytest.MonkeyPatch.context() as patch:
+                if place == "uvloop":
+                    uvloop: Any = pytest.importorskip("uvloop", reason="uvloop is not installed")
+                    patch.setattr(asyncio, "new_event_loop", uvloop.new_event_loop)
+                leased = await lease_main_loop(proc)  # before it has started
             assert leased is loop
             await loop.release()
             yield
@@ -264,7 +268,7 @@ async def actors_in(place: str) -> AsyncGenerator[None, None]:
             await loop.release()
 
 
-@pytest.fixture(params=["thread", "main"])
+@pytest.fixture(params=["thread", "main", "uvloop"])
 async def loop_in(request: pytest.FixtureRequest) -> AsyncGenerator[str, None]:
     """Where the loop of actors is."""
     async with actors_in(request.param):
@@ -476,6 +480,33 @@ async def test_generator_that_is_closed_has_ended(place: str, error: Exception |
             with nullcontext() if error is None else pytest.raises(LookupError, match="on the way out"):
                 await items.aclose()
             assert NOTES == ["closed"]
+        finally:
+            await loop.release()
+
+
+@pytest.mark.parametrize("place", ["thread", "main"])
+async def test_block_that_is_cancelled_has_been_left(place: str) -> None:
+    """NA-1: and the cancel goes on."""
+
+    @asynccontextmanager
+    async def block() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await asyncio.sleep(0)
+            NOTES.append("left")
+
+    async with actors_in(place):
+        loop = await (lease_main_loop if place == "main" else lease_thread)(current_proc())
+        assert loop is not None
+        try:
+            with trio.CancelScope() as scope:
+                async with block_in_asyncio(loop, block(), "block"):
+                    scope.cancel()
+                    await trio.lowlevel.checkpoint()
+                NOTES.append("behind it")
+            assert scope.cancelled_caught
+            assert NOTES == ["left"]
         finally:
             await loop.release()
 
