@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import trio
 from tests.conformance.meshes import attempt
 from tests.conformance.publishing import FIRST_TRANSFERS, LARGE, SMALL, Publisher, Reader, steps_of
 
-from trimesh import Isolate, LinkLost, ProcDied, this_host
+from trimesh import Isolate, LinkLost, ProcDied, limits, this_host
 from trimesh.rdma import Published, VersionGone
 from trimesh.testing import simulate
 
@@ -98,8 +99,48 @@ async def test_reader_that_hears_no_news_gets_the_latest_version(mesh, faults, s
     async with faults.partition({"gpus": 0}, {"gpus": 1}):
         for number in range(3, 12, 2):
             await publisher.publish.call_one(number - 1, number, size=size + growth * number)
+            assert await reader.try_pin.call_one(handle, number) == str(number)
             assert await reader.latest.call_one(handle) == number
             assert await reader.try_pin.call_one(handle, number - 1) in (str(number - 1), VersionGone.__name__)
+
+
+@simulate(seeds=2)
+async def test_transfers_are_made_for_what_is_not_known(mesh, faults, fault_log):
+    """RE-6: three for a version that was seen, one more before it if there were news; one for a pin that is shared."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 3)
+    handle: Published = await publisher.handle.call_one()
+    faults.transfer("controller", times=1000).delays(1e-6)
+
+    @asynccontextmanager
+    async def pinned(version: int | None, transfers: int) -> AsyncGenerator[int]:
+        before = len(fault_log)
+        async with handle.pin(version) as snapshot:
+            assert len(fault_log) - before == transfers
+            yield snapshot.version
+
+    async def first() -> int:
+        async with handle.pin() as snapshot:
+            return snapshot.version
+
+    async with trio.open_nursery() as nursery:
+        waiting = attempt(nursery, first)
+        await trio.sleep(1)
+        await publisher.publish.call_one(1)
+        assert await waiting.result() == 1
+    for version in (None, 1):
+        async with pinned(version, 3):
+            pass
+    await publisher.publish.call_one(2)
+    await trio.sleep(1)  # the news have come
+    async with pinned(None, 4) as latest:
+        assert latest == 2
+        async with pinned(2, 1):
+            await publisher.publish.call_one(3)
+            await trio.sleep(1)
+            async with pinned(2, 1), pinned(3, 4):
+                pass
+    async with pinned(2, 3):
+        pass
 
 
 @simulate(seeds=5)
@@ -117,6 +158,50 @@ async def test_latest_version_is_not_taken_for_that_which_another_task_has_pinne
             assert await reader.latest.call_one(handle) == 2
         await reader.let_go.call_one()
         assert await holding.result() == 1
+
+
+@simulate(seeds=2)
+async def test_version_is_pinned_again_when_it_has_been_let_go(mesh, faults):
+    """RE-2: one task is still about to clear the cell that another one wants to write."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    handle: Published = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+
+    async def pin(seconds: float) -> None:
+        async with handle.pin(1):
+            await trio.sleep(seconds)
+
+    await pin(0)  # it has its row
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pin, 5)
+        await trio.sleep(1)
+        faults.transfer("controller", nth=1).delays(limits.UNPIN_SECONDS / 2)
+        await trio.sleep(4.1)
+        nursery.start_soon(pin, 5)
+        await trio.sleep(1)
+        publishing = attempt(nursery, publisher.publish.call_one, 2, 3)
+        await trio.sleep(1)
+        assert not publishing.over.is_set(), "the version is pinned again"
+        assert await publishing.result() == 3
+
+
+@simulate(seeds=2)
+async def test_pin_is_shared_of_a_version_that_is_still_the_latest(mesh, faults):
+    """RE-6: the news come while it looks whether the pin holds."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    handle: Published = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+
+    async def latest() -> int:
+        async with handle.pin() as snapshot:
+            return snapshot.version
+
+    async with handle.pin(1), trio.open_nursery() as nursery:
+        faults.transfer("controller", nth=2).delays(10)
+        sharing = attempt(nursery, latest)
+        await trio.sleep(1)
+        await publisher.publish.call_one(2)
+        assert await sharing.result() == 2
 
 
 @pytest.mark.slow

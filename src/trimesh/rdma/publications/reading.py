@@ -214,9 +214,12 @@ class Reading:
             pin = self._pins.get(wanted)
             if pin is not None:
                 await self._share(pin)
-            elif head is not None and (index := head.find(wanted)) is not None:
-                pin = Pin(wanted, index)
-                await self._pin_first(pin, head.slots[index], reader)
+            else:
+                assert head is not None, "the board is read before a version is pinned first"
+                index = head.find(wanted)
+                if index is not None:
+                    pin = Pin(wanted, index)
+                    await self._pin_first(pin, head.slots[index], reader)
             if pin is None or pin.slot is None:
                 if version is not None:
                     text = "pin() takes the latest, wait_newer() waits for the next"
