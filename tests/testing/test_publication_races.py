@@ -117,6 +117,7 @@ async def test_transfers_are_made_for_what_is_not_known(mesh, faults, fault_log)
         async with handle.pin(version) as snapshot:
             assert len(fault_log) - before == transfers
             yield snapshot.version
+            await snapshot.check()  # it is pinned as long as one task uses it
 
     async def first() -> int:
         async with handle.pin() as snapshot:
@@ -183,6 +184,26 @@ async def test_version_is_pinned_again_when_it_has_been_let_go(mesh, faults):
         await trio.sleep(1)
         assert not publishing.over.is_set(), "the version is pinned again"
         assert await publishing.result() == 3
+
+
+@simulate(seeds=2)
+@pytest.mark.parametrize("late", [2, 3])
+async def test_publisher_hears_of_a_pin_that_was_cancelled_half_made(mesh, faults, late):
+    """RE-2: its cell was written, and the publisher waits for it."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    handle: Published = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    async with handle.pin(1):
+        pass
+    faults.transfer("controller", nth=late).delays(10)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(2):
+            publishing = attempt(nursery, publisher.publish.call_one, 2, 3)
+            async with handle.pin(1):
+                raise AssertionError("it is late")
+        assert not publishing.over.is_set()
+        with trio.fail_after(5):
+            assert await publishing.result() == 3
 
 
 @simulate(seeds=2)

@@ -358,6 +358,7 @@ async def test_pin_that_fails_leaves_nothing_pinned(mesh, faults, size, nth):
         faults.transfer({"gpus": 1}, nth=nth).raises(Planned("planned"))
         with pytest.raises(Planned):
             await reader.follow.call_one(weights, 1)
+        assert await reader.follow.call_one(weights, 1) == [1]
         for number in range(2, 6):
             assert await weights.publish(version_of(number)) == number
         assert await reader.follow.call_one(weights, 5) == [5]

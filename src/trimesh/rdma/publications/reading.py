@@ -308,7 +308,7 @@ class Reading:
     async def unpin(self, pin: Pin) -> None:
         """Release a pin; the last user in this process clears the cell."""
         pin.users -= 1
-        if pin.users or self._pins.get(pin.version) is not pin or pin.slot is None:
+        if pin.users:  # also the task that could not make it, which never leaves
             return
         del self._pins[pin.version]
         pin.kept.close()
