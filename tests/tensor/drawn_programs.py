@@ -61,6 +61,8 @@ OPERATIONS = (
     Operation("aten::unfold", [SLOT, 1, 2, 1], [MATRIX], [BANDS]),
     Operation("aten::select.int", [SLOT, 0, 1], [BANDS], [WINDOW]),
     Operation("aten::fill_diagonal_", [SLOT, NUMBER_SLOT], [WINDOW], writes=[0]),
+    Operation("aten::zeros_like", [SLOT], [INDEX], [INDEX]),
+    Operation("aten::index_fill_.int_Scalar", [SLOT, 1, SLOT, NUMBER_SLOT], [WINDOW, INDEX], writes=[0]),
 )
 RARE_NAMES = ("aten::index_select", "aten::unique_consecutive", "aten::bincount", "aten::_foreach_mul_.Scalar")
 RARE = [place for place, one in enumerate(OPERATIONS) if one.name in RARE_NAMES]

@@ -288,6 +288,9 @@ VIEWS = {
         *("select.int 0 A", "unfold 0 a", "fill_diagonal_ 0 b 3", "sigmoid 0 A", "sum 0 b", "fill_diagonal_ 0 b 0.5"),
         *("sum 0 b", "sigmoid 0 a", "unfold 0 D", "fill_diagonal_ 0 g 2", "sum 0 g", "add.Tensor 1 A D"),
     ),
+    "first of the elements that overlap": listed(
+        *("select.int 0 A", "unfold 0 a", "zeros_like 0 E", "index_fill_.int_Scalar 0 b c 3", "sigmoid 0 A", "sum 0 b"),
+    ),
     "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
     "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
 }
@@ -317,6 +320,8 @@ def test_views_that_are_copies_are_views(meshes: Any, name: str, monkeypatch: py
             on_each(step)
             expected = next(plain)[0]
             assert (Poison in map(type, expected.values.values())) == (name == "refused")
+            errors = [str(one.error) for rank in ended for one in rank.values.values() if type(one) is Poison]
+            assert all("some elements of the input tensor" in error for error in errors)
             assert_plain(ended, expected, may_differ=False)
 
 
@@ -436,6 +441,9 @@ def test_parts_are_those_of_their_boxes(meshes: Any) -> None:
         on_each(step)
         assert (boxes[0] == boxes[1]) == (not placement.is_shard())
         assert sum(one.count for one in boxes) == (16 if placement.is_shard() else 32)
+    wrong = assemble(torch.ones(3, 4), meshes[0], [Shard(0)], torch.empty(4, 4, device="meta"))
+    with pytest.raises(RuntimeError, match=r"a part of \(4, 4\) by .* must have size \(2, 4\), got \(3, 4\)"):
+        part_on_rank(wrong)
     assert placements_by_label([]) == placements_by_label([-1]) == [Replicate()]
     assert placements_by_label([1, -1]) == [Shard(1), Replicate()]
 
@@ -543,6 +551,22 @@ def test_tensor_that_each_rank_has_is_taken_for_a_whole_one(
             step.execute(rank, team)
         assert rank.values[10 * first + 11].placements == (Shard(0),)
         assert torch.equal(local_of(rank.values[10 * first + 11]), part + row)
+
+
+def test_random_numbers_are_drawn_anew_from_the_generator_of_the_team(meshes: Any) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    HERE.rank = 1
+    for placement in (Replicate(), Shard(0)):
+        (rank, team), reader = a_rank(1), CommandReader(CPU, KERNELS)
+        reader.read([DEFINE, 16, ["global::aten::uniform_", describe([SLOT]), describe({}), [-1], [0]]], [])
+        give(rank, team, meshes[1], [placement, *[Replicate()] * 4], "", 0)
+        expected = torch.Generator()
+        for _ in range(3):
+            for step in reader.read([16, 0, 1], []):
+                step.execute(rank, team)
+            whole = torch.empty(4, 4, dtype=torch.float64).uniform_(generator=expected)
+            assert torch.equal(local_of(rank.values[1]), whole[2:] if placement.is_shard() else whole)
 
 
 def test_learnt_operator_may_return_its_operand(meshes: Any) -> None:
@@ -694,6 +718,14 @@ LISTED = {
         listed("add.Tensor 2 D 2", "add.Tensor 1 A D", "mul.Tensor 0 b 2"),
         ["view elsewhere", "view elsewhere", "", "view elsewhere"],
     ),
+    "what runs as it is": (
+        listed("sum.dim_IntList 0 B 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 f 2"),
+        ["layout", "", "dtype"],
+    ),
+    "one tensor twice": (
+        listed("add.Tensor 0 A B", "mul.Tensor 0 a 2", "add_.Tensor 0 A a", "mm 0 B a"),
+        ["twice", "twice", "twice", "", "twice"],
+    ),
     "sum that is made, and added up": (
         listed("sum.dim_IntList 0 A 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 A 2"),
         ["", "twice", ""],
@@ -730,5 +762,11 @@ def test_listed_programs_leave_what_their_commands_leave(
     cuts = [Shard(0), Replicate(), Partial(), Partial(), Replicate()]
     is_learnt = kind != "commands" and "with its view" not in name
     assert_learnt_leaves_what_rules_leave(
-        meshes, alone, program, cuts, [*TIMES, *ways, ""], are_sequences=kind != "commands", is_learnt=is_learnt
+        meshes,
+        alone,
+        program,
+        cuts,
+        [*TIMES, *ways, *([] if "twice" in name else [""])],
+        are_sequences=kind != "commands",
+        is_learnt=is_learnt,
     )

@@ -509,6 +509,16 @@ def test_kernel_of_a_recording_may_return_its_operand_or_a_copy(learnt: bool) ->
         assert (here.values[51] is here.values[52]) == is_same
 
 
+def test_operator_without_results_is_repeated() -> None:
+    here = Here()
+    sure, add = here.code("aten::_assert_async", [SLOT], [-1]), here.code("aten::add.Tensor", [SLOT, SLOT])
+    here.read(RECORD, 3, 0, [[add, 200, 100, 100, sure, 0, 200]], [100], [200], [], [])
+    for number in (1, 2, 3, 4, 0):
+        here.values[4] = torch.tensor(float(number))
+        here.read(REPLAY, 3, 0, 50, [4], 0)
+        assert here.states(50) == ["healthy" if number else "poisoned"]
+
+
 def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -> None:
     elsewhere = torch.ones(2)
     kernel = Kernel("more", lambda _rank, _team, value: value + elsewhere, operator=torch.ops.aten.neg.default)
@@ -521,6 +531,19 @@ def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -
         assert here.values[50].tolist() == [4 + number] * 2
         elsewhere += 1
     assert here.team.failed == []
+
+
+def test_operator_that_makes_no_tensor_of_its_own_returns_it_in_each_replay() -> None:
+    elsewhere = torch.ones(2)
+    kernel = Kernel("kept", lambda _rank, _team: elsewhere, operator=torch.ops.aten.neg.default)
+    here = Here(Kernels({"kept": kernel}, {}, KERNELS.local_replay, KERNELS.local_sequence))
+    kept, add = here.code("trimesh::kept", []), here.code("aten::add.Tensor", [SLOT, SLOT])
+    here.read(RECORD, 3, 0, [[add, 200, 100, 100, kept, 201, add, 202, 201, 200]], [100], [202], [], [])
+    here.values[4] = torch.ones(2)
+    for number in range(1, 5):
+        here.read(REPLAY, 3, 0, 50, [4], 0)
+        assert here.values[50].tolist() == [2 + number] * 2
+        elsewhere += 1
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------

@@ -50,10 +50,6 @@ class PartLayout:
         return part.stride() == self.stride and part.size() == self.size and part.dtype is self.dtype
 
 
-def _is_in_shared_parts(rank: Rank, value: Any) -> bool:
-    return is_in_parts(getattr(value, "_spec", None)) and engine_of(rank).sums.is_shared(value)
-
-
 def _lay_of(value: Any) -> tuple[Any, Any]:
     """Return the local part of a value and its `DTensorSpec`; the value and None for other values."""
     return getattr(value, "_local_tensor", value), getattr(value, "_spec", None)
@@ -306,7 +302,7 @@ class LocalProgram:
         execute(one.step, rank, team, first_move, is_counted=is_counted)
         relaid = dict(one.relaid)
         for (ref, number, value), (part, spec) in zip(given, lay, strict=True):
-            if rank.values.get(ref) is not value or _is_in_shared_parts(rank, value):  # it has failed, or shares memory
+            if rank.values.get(ref) is not value:  # it has failed
                 return False
             made, (now, spec_now) = relaid.get(number), _lay_of(value)
             if (now is not part or spec_now is not spec) if made is None else not made.layout.fits(value):

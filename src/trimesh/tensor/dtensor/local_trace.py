@@ -111,7 +111,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         kwargs = kwargs or {}
         if FakeTensor in types:  # only metadata is computed
             return func(*args, **kwargs)
-        if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):
+        if types:  # of global tensors, or of others that torch dispatches to their class
             return NotImplemented  # its parts are dispatched here next
         result = func(*args, **kwargs)
         if not self.is_lost:
@@ -211,9 +211,9 @@ class LocalTrace:
                 self._seen[-1].ran = engine.counts.since(before)
         if engine is not None:
             engine.sums.on_laid = None
-        if not why and self._forgotten:
+        if self._forgotten:
             why = "the layout of a tensor without a ref has changed"
-        if not why and not shared.isdisjoint(self._alone):
+        if not shared.isdisjoint(self._alone):
             why = "a reduced tensor shares memory with one that these steps do not use"
         if why:
             raise NotLocal(why)

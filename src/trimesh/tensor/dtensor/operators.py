@@ -260,7 +260,7 @@ def check_overlap(
         views.share(one, other) and overlap_in_part(*views.laid_out_as((one, other), torch.device("meta")))
         for one in written
         for other in tensors
-        if other is not one and views.has((one, other))
+        if views.has((one, other))
     ):
         return
     if sum(one.numel() * one.dtype.itemsize for one in tensors) > limits.TENSOR_TRIED_BYTES_MAX:
