@@ -176,3 +176,92 @@ def listed(*lines: str) -> Drawn:
         program.commands.append((code + 16, made, refs, numbers))
         made += len(OPERATIONS[code].makes)
     return program
+
+
+VIEWS = {
+    "base is written to": listed("select.int 0 A", "add_.Tensor 0 A B", "add.Tensor 1 B a", "add_.Tensor 1 B a"),
+    "view is written to": listed("select.int 0 A", "mul_.Tensor 0 a 2", "mul.Tensor 0 A 0.5", "sigmoid 0 A"),
+    "another view is": listed(
+        *("select.int 0 A", "select.int 1 A", "mul_.Tensor 0 b 2", "add.Tensor 1 B a"),
+        *("mul_.Tensor 0 a -3", "add.Tensor 1 B b", "copy_ 0 a b", "sigmoid 0 A"),
+    ),
+    "view of a view": listed(
+        *("t 0 A", "select.int 0 a", "split.Tensor 0 A", "mul_.Tensor 0 b 2", "mul_.Tensor 1 c -1", "sigmoid 0 a"),
+        *("add.Tensor 1 B b", "cat 0 d c"),
+    ),
+    "elements that overlap": listed(
+        *("select.int 0 A", "unfold 0 a", "fill_.Scalar 0 b 3", "sigmoid 0 A", "mul_.Tensor 0 a 2", "sum 0 b"),
+        *("select.int 1 A", "unfold 0 e", "copy_ 0 e D", "sum 0 f", "add_.Tensor 0 A B", "sum 0 f", "sum 0 b"),
+    ),
+    "one place many times": listed(
+        *("select.int 0 A", "expand 0 a", "mul_.Tensor 0 a 2", "sigmoid 0 b", "add_.Tensor 0 B b", "sigmoid 0 A"),
+        *("add_.Tensor 0 A B", "mm 0 b B"),
+    ),
+    "elements that overlap alone": listed(
+        *("unfold 0 D", "fill_.Scalar 0 a 3", "sum 0 a", "mul_.Tensor 0 D 2", "sum 0 a", "unfold 0 D", "sum 0 d")
+    ),
+    "elements of rows that overlap": listed(
+        *("unfold 1 A", "select.int 3 a", "fill_.Scalar 0 b 3", "sigmoid 0 A", "mul_.Tensor 1 c 2", "select.int 0 A"),
+        *("mul_.Tensor 0 d 2", "sum 0 b", "add_.Tensor 0 A B", "sum 0 b"),
+    ),
+    "some of the elements that overlap": listed(
+        *("select.int 0 A", "unfold 0 a", "fill_diagonal_ 0 b 3", "sigmoid 0 A", "sum 0 b", "fill_diagonal_ 0 b 0.5"),
+        *("sum 0 b", "sigmoid 0 a", "unfold 0 D", "fill_diagonal_ 0 g 2", "sum 0 g", "add.Tensor 1 A D"),
+    ),
+    "first of the elements of rows that overlap": listed(
+        *("unfold 1 A", "select.int 3 a", "zeros_like 0 E", "index_fill_.int_Scalar 0 b c 3", "sigmoid 0 A", "sum 0 b"),
+        *("fill_diagonal_ 0 b 2", "sigmoid 0 A", "sum 0 b"),
+    ),
+    "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
+    "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
+}
+"""Programs of views that are copies on the ranks, by what they show."""
+
+TIMES = ("", "", "", "")
+"""In which an input is as before: learnt by the fourth."""
+
+LISTED = {
+    "layout": (listed("mul.Tensor 0 B 2", "mm 0 A C", "add.Tensor 0 a b"), ["layout", "", "layout"]),
+    "sum that is added up": (
+        listed("unique_consecutive 0 D", "add.Tensor 2 D 2", "mul.Tensor 0 A 0.5", "t 0 e"),
+        ["", "twice", ""],
+    ),
+    "sum of two": (
+        listed("add.Tensor 0 B C", "mul.Tensor 0 B 2", "sigmoid 0 C", "t 0 B", "add.Tensor 0 d a"),
+        ["layout", "", "layout"],
+    ),
+    "views": (
+        listed("detach 0 C", "t 0 C", "sigmoid 0 a", "add.Tensor 0 C b", "mul.Tensor 0 a 2"),
+        ["layout", "one memory"],
+    ),
+    "sum that is added up, with a view elsewhere": (
+        listed("add.Tensor 2 D 2", "add.Tensor 1 A D", "mul.Tensor 0 b 2"),
+        ["view elsewhere", "view elsewhere", "", "view elsewhere"],
+    ),
+    "what runs as it is": (
+        listed("sum.dim_IntList 0 B 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 f 2"),
+        ["layout", "", "dtype"],
+    ),
+    "one tensor twice": (
+        listed("add.Tensor 0 A B", "mul.Tensor 0 a 2", "add_.Tensor 0 A a", "mm 0 B a"),
+        ["twice", "twice", "twice", "", "twice"],
+    ),
+    "sum that is made, and added up": (
+        listed("sum.dim_IntList 0 A 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 A 2"),
+        ["", "twice", ""],
+    ),
+    "sum that is added up, with its view": (
+        listed("detach 0 D", "unique_consecutive 0 D", "add.Tensor 2 D 2", "add.Tensor 2 a 2", "t 0 A"),
+        ["", ""],
+    ),
+    "write": (listed("detach 0 C", "add_.Tensor 0 C B", "sigmoid 0 C", "mul.Tensor 0 a 2", "mm 0 a B"), ["twice", ""]),
+    "failure of what runs as it is": (
+        listed("mul.Tensor 0 A 2", "mm 0 a B", "bincount 0 E", "sigmoid 0 b", "index_select 0 A E", "t 0 B"),
+        ["negative", "index", "negative", ""],
+    ),
+    "failure": (
+        listed("mul.Tensor 0 A 2", "index_select 0 A E", "mm 0 a B", "t 0 b"),
+        ["index", "", "index", "poison"],
+    ),
+}
+"""Programs, and how their inputs differ after some times."""

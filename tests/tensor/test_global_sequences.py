@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -14,7 +15,10 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 
 from tests.tensor.drawn_programs import (  # noqa: E402 - after the skip
     GIVEN,
+    LISTED,
     OPERATIONS,
+    TIMES,
+    VIEWS,
     Drawn,
     code_of,
     definitions,
@@ -41,8 +45,8 @@ from trimesh.tensor.dtensor.sharding import (  # noqa: E402
 )
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import SLOT, describe  # noqa: E402
-from trimesh.tensor.protocol.messages import DEFINE, REPLAY  # noqa: E402
-from trimesh.tensor.rank.kernel import Kernels, Poison, laid_out, local_of, memory_of  # noqa: E402
+from trimesh.tensor.protocol.messages import DEFINE, RECORD, REPLAY  # noqa: E402
+from trimesh.tensor.rank.kernel import Kernel, Kernels, Poison, laid_out, local_of, memory_of  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
 from trimesh.tensor.rank.reader import CommandReader, SequenceReader  # noqa: E402
 from trimesh.tensor.rules.engine import RuleEngine, engine_of  # noqa: E402
@@ -258,44 +262,6 @@ def assert_learnt(rank: Rank, alone: Alone, *, are_sequences: bool) -> None:
         assert alone.by_rules.count(engine_of(rank)) < len(alone.by_rules) / 4
 
 
-VIEWS = {
-    "base is written to": listed("select.int 0 A", "add_.Tensor 0 A B", "add.Tensor 1 B a", "add_.Tensor 1 B a"),
-    "view is written to": listed("select.int 0 A", "mul_.Tensor 0 a 2", "mul.Tensor 0 A 0.5", "sigmoid 0 A"),
-    "another view is": listed(
-        *("select.int 0 A", "select.int 1 A", "mul_.Tensor 0 b 2", "add.Tensor 1 B a"),
-        *("mul_.Tensor 0 a -3", "add.Tensor 1 B b", "copy_ 0 a b", "sigmoid 0 A"),
-    ),
-    "view of a view": listed(
-        *("t 0 A", "select.int 0 a", "split.Tensor 0 A", "mul_.Tensor 0 b 2", "mul_.Tensor 1 c -1", "sigmoid 0 a"),
-        *("add.Tensor 1 B b", "cat 0 d c"),
-    ),
-    "elements that overlap": listed(
-        *("select.int 0 A", "unfold 0 a", "fill_.Scalar 0 b 3", "sigmoid 0 A", "mul_.Tensor 0 a 2", "sum 0 b"),
-        *("select.int 1 A", "unfold 0 e", "copy_ 0 e D", "sum 0 f", "add_.Tensor 0 A B", "sum 0 f", "sum 0 b"),
-    ),
-    "one place many times": listed(
-        *("select.int 0 A", "expand 0 a", "mul_.Tensor 0 a 2", "sigmoid 0 b", "add_.Tensor 0 B b", "sigmoid 0 A"),
-        *("add_.Tensor 0 A B", "mm 0 b B"),
-    ),
-    "elements that overlap alone": listed(
-        *("unfold 0 D", "fill_.Scalar 0 a 3", "sum 0 a", "mul_.Tensor 0 D 2", "sum 0 a", "unfold 0 D", "sum 0 d")
-    ),
-    "elements of rows that overlap": listed(
-        *("unfold 1 A", "select.int 3 a", "fill_.Scalar 0 b 3", "sigmoid 0 A", "mul_.Tensor 1 c 2", "select.int 0 A"),
-        *("mul_.Tensor 0 d 2", "sum 0 b", "add_.Tensor 0 A B", "sum 0 b"),
-    ),
-    "some of the elements that overlap": listed(
-        *("select.int 0 A", "unfold 0 a", "fill_diagonal_ 0 b 3", "sigmoid 0 A", "sum 0 b", "fill_diagonal_ 0 b 0.5"),
-        *("sum 0 b", "sigmoid 0 a", "unfold 0 D", "fill_diagonal_ 0 g 2", "sum 0 g", "add.Tensor 1 A D"),
-    ),
-    "first of the elements that overlap": listed(
-        *("select.int 0 A", "unfold 0 a", "zeros_like 0 E", "index_fill_.int_Scalar 0 b c 3", "sigmoid 0 A", "sum 0 b"),
-    ),
-    "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
-    "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
-}
-
-
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_that_are_copies_are_views(meshes: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes to a view reach its base and other views, and the other way round, wherever the rows lie."""
@@ -467,6 +433,8 @@ def test_tensors_of_functions_are_checked(meshes: Any) -> None:
         assert torch.equal(found._local_tensor, part.t())
         found = adopted("f", made(part, Replicate(), mesh), mesh, (1, 2))
         assert (found.stride(), local_of(found).stride()) == ((1, 2), (1, 2))
+        same = copy.copy(mesh)
+        assert adopted("f", made(part, Shard(0), same), mesh).device_mesh is mesh
         late = SimpleNamespace(wait=lambda: part + 1)
         value = made(part, Replicate(), mesh)
         value._local_tensor = late
@@ -588,6 +556,41 @@ def test_learnt_operator_may_return_its_operand(meshes: Any) -> None:
         assert torch.equal(local_of(rank.values[10]), local_of(rank.values[ref]))
 
 
+def replace(_: RuleEngine, value: Any) -> None:
+    value._local_tensor = value._local_tensor + 1
+
+
+@pytest.mark.parametrize("change", [RuleEngine.settle, replace])
+@pytest.mark.parametrize("usual", [False, True])
+def test_kernel_of_a_recording_may_lay_its_operand_anew(meshes: Any, usual: bool, change: Any) -> None:
+    from torch.distributed.tensor import Partial, Replicate
+
+    add = ["global::aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []]
+    stream = [DEFINE, 16, ["trimesh::maybe", describe([SLOT]), describe({}), [-1], []], DEFINE, 17, add]
+    stream += [RECORD, 1, 0, [[17, 200, 100, 100, 16, 0, 200, 17, 201, 200, 100]], [100], [200, 201], [], []]
+    are_changed = [usual] * 4 + [not usual, usual]
+
+    def replayed(number: int, kernels: Kernels) -> Iterator[Any]:
+        at = 0
+
+        def maybe(rank: Rank, _: TeamOnRank, value: Any) -> None:
+            if are_changed[at]:
+                change(engine_of(rank), value)
+
+        by_name = {"maybe": Kernel("maybe", maybe)}
+        (rank, team), reader = a_rank(number), CommandReader(CPU, attrs.evolve(kernels, by_name=by_name))
+        for at in range(len(are_changed)):
+            give(rank, team, meshes[number], [Partial(), *[Replicate()] * 4], "", at)
+            for one in reader.read([*([] if at else stream), REPLAY, 1, 0, 50, [1], 0], []):
+                one.execute(rank, team)
+            yield [(rank.values[ref].placements, local_of(rank.values[ref]).tolist()) for ref in (1, 50, 51)]
+
+    def step(number: int) -> None:
+        assert list(replayed(number, KERNELS)) == list(replayed(number, UNLEARNT))
+
+    on_each(step)
+
+
 def test_functions_see_what_was_written_and_their_writes_are_seen(meshes: Any) -> None:
     """Of a view that is a copy: the row of a tensor that is cut by rows."""
     from torch.distributed.tensor import Replicate, Shard
@@ -695,56 +698,6 @@ def test_sequences_on_global_tensors_leave_what_their_commands_leave(
     cuts += [rng.choice([Replicate(), Shard(0), Partial()]), Replicate()]
     ways = ["", "", "", *rng.sample(WAYS[: 9 if program.is_recorded else 8], 4), ""]
     assert_learnt_leaves_what_rules_leave(meshes, alone, program, cuts, ways, are_sequences=seed % 4 > 0)
-
-
-TIMES = ("", "", "", "")
-"""In which an input is as before: learnt by the fourth."""
-
-LISTED = {
-    "layout": (listed("mul.Tensor 0 B 2", "mm 0 A C", "add.Tensor 0 a b"), ["layout", "", "layout"]),
-    "sum that is added up": (
-        listed("unique_consecutive 0 D", "add.Tensor 2 D 2", "mul.Tensor 0 A 0.5", "t 0 e"),
-        ["", "twice", ""],
-    ),
-    "sum of two": (
-        listed("add.Tensor 0 B C", "mul.Tensor 0 B 2", "sigmoid 0 C", "t 0 B", "add.Tensor 0 d a"),
-        ["layout", "", "layout"],
-    ),
-    "views": (
-        listed("detach 0 C", "t 0 C", "sigmoid 0 a", "add.Tensor 0 C b", "mul.Tensor 0 a 2"),
-        ["layout", "one memory"],
-    ),
-    "sum that is added up, with a view elsewhere": (
-        listed("add.Tensor 2 D 2", "add.Tensor 1 A D", "mul.Tensor 0 b 2"),
-        ["view elsewhere", "view elsewhere", "", "view elsewhere"],
-    ),
-    "what runs as it is": (
-        listed("sum.dim_IntList 0 B 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 f 2"),
-        ["layout", "", "dtype"],
-    ),
-    "one tensor twice": (
-        listed("add.Tensor 0 A B", "mul.Tensor 0 a 2", "add_.Tensor 0 A a", "mm 0 B a"),
-        ["twice", "twice", "twice", "", "twice"],
-    ),
-    "sum that is made, and added up": (
-        listed("sum.dim_IntList 0 A 0", "unique_consecutive 0 a", "add.Tensor 2 a 2", "t 0 A", "mul.Tensor 0 A 2"),
-        ["", "twice", ""],
-    ),
-    "sum that is added up, with its view": (
-        listed("detach 0 D", "unique_consecutive 0 D", "add.Tensor 2 D 2", "add.Tensor 2 a 2", "t 0 A"),
-        ["", ""],
-    ),
-    "write": (listed("detach 0 C", "add_.Tensor 0 C B", "sigmoid 0 C", "mul.Tensor 0 a 2", "mm 0 a B"), ["twice", ""]),
-    "failure of what runs as it is": (
-        listed("mul.Tensor 0 A 2", "mm 0 a B", "bincount 0 E", "sigmoid 0 b", "index_select 0 A E", "t 0 B"),
-        ["negative", "index", "negative", ""],
-    ),
-    "failure": (
-        listed("mul.Tensor 0 A 2", "index_select 0 A E", "mm 0 a B", "t 0 b"),
-        ["index", "", "index", "poison"],
-    ),
-}
-"""Programs, and how their inputs differ after some times."""
 
 
 @pytest.mark.parametrize("kind", ["commands", "sequence", "recording"])

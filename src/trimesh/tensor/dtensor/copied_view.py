@@ -189,8 +189,8 @@ def _memory(base: torch.Tensor) -> tuple[object, int]:
 
 def _once(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Narrow a tensor along the expanded dimensions of `like`, so that each place of its memory occurs once."""
-    for dim, (size, stride) in enumerate(zip(like.size(), like.stride(), strict=True)):
-        if size > 1 and stride == 0:
+    for dim, stride in enumerate(like.stride()):
+        if stride == 0:
             value = value.narrow(dim, 0, min(1, value.size(dim)))
     return value
 
