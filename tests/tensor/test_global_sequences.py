@@ -497,9 +497,10 @@ def test_results_of_learnt_operators_have_one_layout(meshes: Any, alone: Alone) 
         assert [one is other for one, other in zip(*specs[1:], strict=True)] == [True] * 4
 
 
+@pytest.mark.parametrize("usual", [False, True])
 @pytest.mark.parametrize("is_sequence", [False, True])
 def test_tensor_that_each_rank_has_is_taken_for_a_whole_one(
-    meshes: Any, is_sequence: bool, monkeypatch: pytest.MonkeyPatch
+    meshes: Any, is_sequence: bool, usual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by what was learnt for a global one."""
     from torch.distributed.tensor import Replicate, Shard
@@ -513,7 +514,7 @@ def test_tensor_that_each_rank_has_is_taken_for_a_whole_one(
     rows = {True: row, False: assemble(row, meshes[1], [Replicate()], row)}
     rank.values[1] = assemble(part, meshes[1], [Shard(0)], whole)
     add = [code_of("aten::add.Tensor", 1)]
-    for first, is_plain in enumerate((False, False, False, False, True, True, False)):
+    for first, is_plain in enumerate([usual] * 4 + [not usual, not usual, usual]):
         rank.values[4] = rows[is_plain]
         for step in learning.read([*add, 10 * first + 10, 1, 4, *add, 10 * first + 11, 1, 4], []):
             step.execute(rank, team)
@@ -553,7 +554,7 @@ def test_learnt_operator_may_return_its_operand(meshes: Any) -> None:
         for step in reader.read([16, 10, ref], []):
             step.execute(rank, team)
         assert (rank.values[10] is rank.values[ref]) == (ref == 1)
-        assert torch.equal(local_of(rank.values[10]), local_of(rank.values[ref]))
+        assert torch.equal(local_of(rank.values.pop(10)), local_of(rank.values[ref]))
 
 
 def replace(_: RuleEngine, value: Any) -> None:

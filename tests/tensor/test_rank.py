@@ -14,6 +14,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 from trimesh import limits  # noqa: E402 - after the skip
 from trimesh.errors import ProtocolError  # noqa: E402
 from trimesh.shape.extent import Extent  # noqa: E402
+from trimesh.tensor.dtensor.copied_view import has_copied_views  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import BODY_SLOT, NUMBER_SLOT, SLOT, describe  # noqa: E402
 from trimesh.tensor.protocol.messages import DEFINE, FORGET, FREE, RECORD, REPLAY, RESET  # noqa: E402
@@ -400,6 +401,16 @@ def test_kernel_without_outputs_poisons_nothing_when_it_fails() -> None:
     here.read(here.code("trimesh::fail", [SLOT], [-1]), 0, GOOD)
     assert here.states(GOOD) == ["healthy"]
     assert len(here.team.failed) == 1
+
+
+def test_copy_that_an_operator_on_views_makes_of_a_tensor_of_the_rank_is_no_view() -> None:
+    here = Here()
+    here.values[4] = torch.arange(6.0).reshape(2, 3).t()
+    here.read(here.code("global::aten::reshape", [SLOT, [6]]), 10, 4)
+    assert not has_copied_views(here.rank)
+    here.read(here.code("global::aten::fill_.Scalar", [SLOT, NUMBER_SLOT], [-1], [0]), 0, 4, 7.0)
+    here.read(here.code("global::aten::neg", [SLOT]), 11, 10)
+    assert here.values[11].tolist() == [0, -3, -1, -4, -2, -5]
 
 
 # ---- recordings ------------------------------------------------------------------------------------------------------

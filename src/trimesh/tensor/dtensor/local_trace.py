@@ -399,7 +399,7 @@ class LocalTrace:
                 args = renumbered(call.args, same)
                 named = {name: renumbered(value, same) for name, value in call.kwargs.items()}
                 out = call.outs[0] if len(call.outs) == 1 else -1
-                if call.operator.is_view and not call.is_list and out >= 0:
+                if call.operator.is_view and out >= 0:
                     is_base = call.operator in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
                     first = args[0].number if is_base else found.setdefault(repr((call.operator, args, named)), out)
                     if first != out and out not in apart:
