@@ -61,6 +61,7 @@ def test_what_two_boxes_share_is_read_from_the_one_into_the_other(
     reading = PartReading()
     reading.add(part_of(part.fields(), nbytes), there, target)
     for offset, piece in reading.pieces:
+        assert piece.is_contiguous()
         flat = torch.frombuffer(memory, dtype=piece.dtype, count=piece.numel(), offset=offset)
         piece.copy_(flat.view(piece.size()))
     reading.finish()

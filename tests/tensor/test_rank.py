@@ -290,13 +290,14 @@ def test_nothing_else_heals_it(name: str) -> None:
 
 def test_part_that_is_overwritten_is_healed_alone() -> None:
     here = spoilt()
-    half, inner, across, column = 20, 21, 22, 23
+    half, inner, across, column, before = 20, 21, 22, 23, 24
+    here.view(before, BASE, "aten::slice.Tensor", 0, 0, 2)
     here.view(half, BASE, "aten::slice.Tensor", 0, 1, 3)
     here.view(inner, BASE, "aten::select.int", 0, 1)
     here.view(across, BASE, "aten::slice.Tensor", 0, 2, 4)
     here.view(column, BASE, "aten::select.int", 1, 1)
     here.fill(half, 5.0)
-    assert here.states(half, inner, across, column, BASE, FLAT) == ["healthy"] * 2 + ["poisoned"] * 4
+    assert here.states(half, inner, across, column, before, BASE) == ["healthy"] * 2 + ["poisoned"] * 4
     assert here.values[inner].tolist() == [5, 5, 5]
     here.fill(column)  # between its elements nothing is overwritten
     assert here.states(column, across, BASE, FLAT) == ["healthy"] + ["poisoned"] * 3
@@ -578,6 +579,7 @@ def test_operator_that_makes_no_tensor_of_its_own_returns_it_in_each_replay() ->
         [DEFINE, 19, ["aten::neg"]],
         [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0.0], []]],
         [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], ["0"]]],
+        [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], [0.0]]],
         [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], [1]]],
         [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d"], [0], [-1]]],
         [DEFINE, 19, ["aten::neg", ["l", ["r"]], ["d", "a"], [0], []]],

@@ -120,7 +120,7 @@ async def test_batches_are_executed_in_order_in_a_thread_without_gradients() -> 
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("first", [runner_module._REPORT_COMMANDS - 1, runner_module._REPORT_COMMANDS])
+@pytest.mark.parametrize("first", [runner_module._REPORT_COMMANDS - 2, runner_module._REPORT_COMMANDS])
 async def test_progress_is_reported_when_all_is_done_and_every_so_many_commands(first: int) -> None:
     gate = threading.Event()
     team, other, idle = a_team(1), a_team(2), a_team(3)
@@ -130,12 +130,13 @@ async def test_progress_is_reported_when_all_is_done_and_every_so_many_commands(
         ran.runner.put(other, [Do(count)])
         ran.runner.put(idle, [Do(lambda _: None)])
         ran.runner.put(team, [Do(count)])
+        ran.runner.put(team, [Do(count)])
         gate.set()
-        await ran.reported((1, first + 1), (2, 1))
+        await ran.reported((1, first + 2), (2, 1))
         await ran.ended()
         is_more = first == runner_module._REPORT_COMMANDS
         assert sorted(number for number, _ in ran.reports) == ([1, 1, 2] if is_more else [1, 2])
-        assert dict(ran.reports) == {1: first + 1, 2: 1}
+        assert dict(ran.reports) == {1: first + 2, 2: 1}
 
 
 async def test_what_was_reported_is_not_reported_again() -> None:

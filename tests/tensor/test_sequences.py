@@ -34,7 +34,7 @@ from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRu
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT, BLEND = range(16, 27)
+ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT, BLEND, INVERT, CHECK = range(16, 29)
 DEFINITIONS = [
     DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
@@ -46,6 +46,8 @@ DEFINITIONS = [
     DEFINE, LOSS, ["aten::kl_div", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, FLAT, ["aten::flatten.using_ints", describe([SLOT]), describe({}), [0], []],
     DEFINE, BLEND, ["aten::addcmul", describe([SLOT, SLOT, SLOT]), describe({}), [0], []],
+    DEFINE, INVERT, ["aten::linalg_inv_ex", describe([SLOT]), describe({}), [0, 1], []],
+    DEFINE, CHECK, ["aten::_linalg_check_errors", describe([SLOT, "inv"]), describe({"is_matrix": True}), [-1], []],
     DEFINE, MUL, ["aten::mm", describe([SLOT, SLOT]), describe({}), [0], []],
 ]  # fmt: skip
 
@@ -108,13 +110,33 @@ def test_list_of_an_expected_sequence_that_is_none_breaks_the_protocol(reader: S
         raise ProtocolError
 
 
+@pytest.mark.parametrize("words", [[ADD, True, 1, 2], [ADD, 10.0, 1, 2], [ADD, 10, 1], [ADD, 10, 1, None], [ADD]])
+def test_malformed_command_breaks_the_protocol_each_time(reader: SequenceReader, words: list[Any]) -> None:
+    for _ in range(4):
+        with pytest.raises(ProtocolError):
+            reader.read([ADD, 10, 1, 2, ADD, 11, 10, 3, *words], [])
+
+
+def test_status_of_a_result_is_known_whatever_sequence_it_is_in(reader: SequenceReader) -> None:
+    """A check that fails poisons the result, where commands like it have come before."""
+    for number in range(1, 5):
+        first, (rank, team) = 100 * number, a_rank()
+        rank.values[8] = torch.zeros(2, 2) if number > 2 else torch.eye(2)
+        invert = [TURN, first, 8, TURN, first + 1, first, INVERT, first + 2, first + 1, TURN, first + 4, 8]
+        check = [TURN, first + 5, 8, TURN, first + 6, first + 5, CHECK, 0, first + 3, TURN, first + 7, 8]
+        for step in [*reader.read(invert, []), *reader.read(check, [])]:
+            step.execute(rank, team)
+        poisoned = [ref - first for ref, value in rank.values.items() if type(value) is Poison]
+        assert poisoned == ([2, 3] if number > 2 else [])
+
+
 def test_second_results_of_a_sequence_are_told_apart(reader: SequenceReader) -> None:
     def stream(first: int, one: int, other: int) -> list[Any]:
         return [SORT, first, 1, SORT, first + 2, 8, ADD, first + 4, first + one, first + other]
 
-    values = {1: torch.tensor([3.0, 1, 2]), 8: torch.tensor([5.0, 9, 7])}
-    expected = [*torch.sort(values[1]), *torch.sort(values[8])]
-    for number, (one, other) in enumerate([(1, 3)] * 4 + [(1, 2), (0, 3), (1, 3), (3, 1), (1, 1)], 1):
+    values = {1: torch.tensor([3.0, 1, 2]), 8: torch.tensor([5.0, 9, 7]), 499: torch.tensor([9.0, 0, 0])}
+    expected = [*torch.sort(values[1]), *torch.sort(values[8]), values[499]]
+    for number, (one, other) in enumerate([(1, 3)] * 4 + [(-1, 1), (1, 3), (1, 2), (0, 3), (1, 3), (3, 1), (1, 1)], 1):
         _, rank = watched(reader, stream(100 * number, one, other), values)
         assert torch.equal(rank.values[100 * number + 4], expected[one] + expected[other])
 
