@@ -522,6 +522,21 @@ def test_tensor_that_each_rank_has_is_taken_for_a_whole_one(
         assert torch.equal(local_of(rank.values[10 * first + 11]), part + row)
 
 
+def test_learnt_operator_depends_on_its_numbers(meshes: Any) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    HERE.rank = 0
+    (rank, team), reader = a_rank(0), CommandReader(CPU, KERNELS)
+    reader.read(definitions(are_global=True), [])
+    give(rank, team, meshes[0], [Shard(0), *[Replicate()] * 4], "", 0)
+    for dim in (0, 1, 0, 1, 1):
+        for step in reader.read([code_of("aten::sum.dim_IntList"), 10, 1, dim], []):
+            step.execute(rank, team)
+        [placement] = rank.values[10].placements
+        assert placement.is_partial() if dim == 0 else placement == Shard(0)
+        assert torch.equal(local_of(rank.values[10]), local_of(rank.values[1]).sum(dim))
+
+
 def test_random_numbers_are_drawn_anew_from_the_generator_of_the_team(meshes: Any) -> None:
     from torch.distributed.tensor import Replicate, Shard
 
@@ -555,6 +570,7 @@ def test_learnt_operator_may_return_its_operand(meshes: Any) -> None:
             step.execute(rank, team)
         assert (rank.values[10] is rank.values[ref]) == (ref == 1)
         assert torch.equal(local_of(rank.values.pop(10)), local_of(rank.values[ref]))
+    assert engine_of(rank).counts.all == 4
 
 
 def replace(_: RuleEngine, value: Any) -> None:

@@ -464,7 +464,15 @@ def test_captured_tensor_that_a_replay_spoils_stays_spoilt() -> None:
     assert here.poison(52).number == here.poison(51).number
 
 
-def test_replays_have_bodies_and_moves_of_their_own() -> None:
+def test_replays_have_bodies_and_moves_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[str] = []
+    execute = Rank.execute
+
+    def counted(rank: Rank, team: TeamOnRank, command: Any) -> None:
+        alone.append(command.signature.name)
+        execute(rank, team, command)
+
+    monkeypatch.setattr(Rank, "execute", counted)
     given: list[Any] = []
 
     def send(rank: Rank, team: TeamOnRank, data: memoryview, move: int) -> Any:
@@ -475,11 +483,13 @@ def test_replays_have_bodies_and_moves_of_their_own() -> None:
     here = Here(Kernels({"send": Kernel("send", send)}, {}, KERNELS.local_replay, KERNELS.local_sequence))
     code = here.code("trimesh::send", [BODY_SLOT, NUMBER_SLOT])
     bodies = [memoryview(b"ab"), memoryview(b"cd"), memoryview(b"ef")]
-    here.read(RECORD, 3, 1, [[code, 200, 1, 2]], [], [200], [], [], bodies=bodies)
-    for first in (50, 51):
+    add = here.code("aten::add.Tensor", [SLOT, SLOT])
+    here.read(RECORD, 3, 1, [[code, 200, 1, 2, add, 201, 200, 200]], [], [200, 201], [], [], bodies=bodies)
+    for first in (50, 60):
         here.read(REPLAY, 3, 0, first, [], 10 * first)
-    assert given == [(b"ef", 502), (b"ef", 512)]
-    assert [bytes(here.values[ref].tolist()) for ref in (50, 51)] == [b"ff"] * 2
+    assert given == [(b"ef", 502), (b"ef", 602)]
+    assert [bytes(here.values[ref].tolist()) for ref in (50, 60)] == [b"ff"] * 2
+    assert alone == ["trimesh::send", "aten::add.Tensor", "trimesh::send"]
 
 
 def test_kernels_of_a_recording_run_in_each_replay() -> None:

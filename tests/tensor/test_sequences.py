@@ -34,7 +34,7 @@ from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRu
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT, BLEND, INVERT, CHECK = range(16, 29)
+ADD, SCALE, SORT, WRITE, TURN, MUL, PICK, FILLED, LOSS, FLAT, BLEND, INVERT, CHECK, UNIQUE = range(16, 30)
 DEFINITIONS = [
     DEFINE, ADD, ["aten::add.Tensor", describe([SLOT, SLOT]), describe({}), [0], []],
     DEFINE, SCALE, ["aten::mul.Tensor", describe([SLOT, NUMBER_SLOT]), describe({}), [0], []],
@@ -48,6 +48,7 @@ DEFINITIONS = [
     DEFINE, BLEND, ["aten::addcmul", describe([SLOT, SLOT, SLOT]), describe({}), [0], []],
     DEFINE, INVERT, ["aten::linalg_inv_ex", describe([SLOT]), describe({}), [0, 1], []],
     DEFINE, CHECK, ["aten::_linalg_check_errors", describe([SLOT, "inv"]), describe({"is_matrix": True}), [-1], []],
+    DEFINE, UNIQUE, ["aten::unique_consecutive", describe([SLOT]), describe({}), [0, 1, 2], []],
     DEFINE, MUL, ["aten::mm", describe([SLOT, SLOT]), describe({}), [0], []],
 ]  # fmt: skip
 
@@ -250,7 +251,8 @@ def watched(reader: SequenceReader, stream: list[Any], values: dict[int, Any]) -
 def test_learnt_sequence_keeps_what_it_makes_no_longer_than_its_commands_do(reader: SequenceReader) -> None:
     def chain(first: int) -> list[Any]:
         """Make a tensor of the one before, and free that; two results of `sort` are never read."""
-        stream = [LOSS, first + 10, 1, 2, SCALE, first, 1, 2, SORT, first + 1, first, FREE, [first, first + 2]]
+        stream = [UNIQUE, first + 11, 1, FREE, [first + 11, first + 12, first + 13]]  # runs as it is
+        stream += [LOSS, first + 10, 1, 2, SCALE, first, 1, 2, SORT, first + 1, first, FREE, [first, first + 2]]
         for ref in range(first + 3, first + 8):
             stream += [
                 ADD,

@@ -80,7 +80,6 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.slots: Any = WeakIdKeyDictionary()
         self.count = 0
-        self.begin()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
