@@ -43,6 +43,7 @@ from trimesh.tensor.dtensor.sharding import (  # noqa: E402
     placements_by_label,
     unsummed,
 )
+from trimesh.tensor.kernels.global_tensors import KeptPlacements  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import SLOT, describe  # noqa: E402
 from trimesh.tensor.protocol.messages import DEFINE, RECORD, REPLAY  # noqa: E402
@@ -535,6 +536,28 @@ def test_learnt_operator_depends_on_its_numbers(meshes: Any) -> None:
         [placement] = rank.values[10].placements
         assert placement.is_partial() if dim == 0 else placement == Shard(0)
         assert torch.equal(local_of(rank.values[10]), local_of(rank.values[1]).sum(dim))
+
+
+@pytest.mark.parametrize("is_sequence", [False, True])
+def test_gradients_go_back_to_the_placements_that_their_tensor_has_now(
+    meshes: Any, is_sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCE_COMMANDS_MIN", 2)
+    HERE.rank = 0
+    (rank, team), reader = a_rank(0), CommandReader(CPU, KERNELS)
+    reader.read(definitions(are_global=True), [])
+    reader.read([DEFINE, 99, ["trimesh::redistribute_back", describe([SLOT, SLOT]), describe({}), [0], []]], [])
+    learning: Any = SequenceReader(reader, KERNELS.local_sequence) if is_sequence else reader
+    for at, placement in enumerate([Shard(0)] * 4 + [Shard(1), Replicate(), Shard(0), None]):
+        give(rank, team, meshes[0], [Replicate()] * 5, "", 0)
+        rank.values[4] = KeptPlacements((placement,)) if placement else Poison(1, 0, "given", ValueError("given"))
+        stream = [99, 10 * at + 10, 1, 4, code_of("aten::mul.Tensor"), 10 * at + 11, 10 * at + 10, 2]
+        for step in learning.read(stream, []):
+            step.execute(rank, team)
+        made = rank.values[10 * at + 11]
+        assert type(made) is Poison if placement is None else made.placements == (placement,)
 
 
 def test_random_numbers_are_drawn_anew_from_the_generator_of_the_team(meshes: Any) -> None:

@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.rank.kernel import Poison, global_tensor, local_of
+from trimesh.tensor.rank.kernel import global_tensor, local_of
 from trimesh.tensor.rank.rank import Command, Free, Rank, TeamOnRank, execute
 from trimesh.tensor.rules.call import words
 from trimesh.tensor.rules.cuts import SUM, cuts_of
@@ -33,17 +33,19 @@ class PartLayout:
     Attributes:
         spec: `DTensorSpec` of a global tensor; None for any other value.
         size, stride, dtype: Those of this rank's part, or of a tensor per rank; None for other values.
+        value: A value that is no tensor.
     """
 
     spec: Any = None
     size: torch.Size | None = None
     stride: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
+    value: Any = None
 
     def fits(self, value: Any) -> bool:
         """Return whether a value has this layout."""
         if not isinstance(value, torch.Tensor):
-            return self.size is None and value is not None and type(value) is not Poison
+            return self.size is None and bool(self.value == value)
         part, spec = local_of(value), getattr(value, "_spec", None)
         if spec is not self.spec and (spec is None or self.spec is None or not _is_alike(spec, self.spec)):
             return False
@@ -62,7 +64,7 @@ def is_in_parts(spec: Any) -> bool:
 
 def layout_of(value: Any) -> PartLayout:
     if not isinstance(value, torch.Tensor):
-        return PartLayout()
+        return PartLayout(value=value)
     part = local_of(value)
     return PartLayout(getattr(value, "_spec", None), part.size(), part.stride(), part.dtype)
 
