@@ -217,6 +217,10 @@ VIEWS = {
         *("select.int 1 A", "detach 0 e", "mul_.Tensor 0 f -1", "add.Tensor 1 A e", "add.Tensor 1 B b"),
     ),
     "lists": listed("select.int 0 A", "_foreach_mul_.Scalar 0 A a", "_foreach_mul_.Scalar 0 B a", "sigmoid 0 A"),
+    "healed": listed(
+        *("select.int 0 A", "select.int 1 A", "add_.Tensor 1 A a", "fill_.Scalar 0 A 3", "sigmoid 0 A", "sigmoid 0 b"),
+        *("add_.Tensor 1 A a", "fill_.Scalar 0 A 2", "add.Tensor 1 B a"),
+    ),
     "refused": listed("select.int 0 A", "add_.Tensor 1 A a", "sigmoid 0 B"),
 }
 """Programs of views that are copies on the ranks, by what they show."""

@@ -417,6 +417,32 @@ def test_rank_of_another_class_executes_each_command(reader: SequenceReader) -> 
         assert seen == ["aten::add.Tensor", "aten::mul.Tensor", "aten::add.Tensor"]
 
 
+def test_so_many_sequences_are_kept(reader: SequenceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCES_KEPT", 1)
+    alone: list[int] = []
+    execute = Rank.execute
+
+    def counted(rank: Rank, team: TeamOnRank, command: Any) -> None:
+        alone[-1] += 1
+        execute(rank, team, command)
+
+    monkeypatch.setattr(Rank, "execute", counted)
+    for number, factor in enumerate([2, 2, 2, 5, 5, 5, 2, 2], 1):
+        alone.append(0)
+        watched(reader, adding(100 * number, 1, 2, 1, factor), {})
+    assert alone == [3, 3, 0, 3, 3, 0, 3, 0]
+
+
+@pytest.mark.parametrize(("limit", "is_seen"), [(1, False), (2, True)])
+def test_so_many_sequences_are_remembered(
+    reader: SequenceReader, limit: int, is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TENSOR_SEQUENCES_SEEN", limit)
+    assert not is_known(reader, adding(10, 1, 2, 1, 2))
+    assert not is_known(reader, adding(20, 1, 2, 1, 5))
+    assert is_known(reader, adding(30, 1, 2, 1, 2)) == is_seen
+
+
 class Net(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()

@@ -418,7 +418,7 @@ class Rank:
         outs, strides = signature.outs, signature.strides
         if isinstance(result, torch.Tensor) and len(outs) == 1:
             if outs[0] >= 0:
-                self.values[first + outs[0]] = laid_out(result, strides[0]) if strides else result
+                self.values[first] = laid_out(result, strides[0]) if strides else result
             return
         leaves = list(_leaves(result))
         if len(leaves) != len(outs):
