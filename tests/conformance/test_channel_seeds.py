@@ -14,7 +14,7 @@ from trimesh._transport.in_memory.transport import Delivery
 from trimesh._transport.interface import Lane
 from trimesh.ids import ProcId
 
-SEEDS = 30
+SEEDS = 20
 STEPS = 25
 
 

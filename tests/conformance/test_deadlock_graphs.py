@@ -12,7 +12,7 @@ from tests.conformance.nodes import no_deadline
 
 from trimesh import Actor, DeadlockError, endpoint, leaves
 
-SEEDS = 30
+SEEDS = 15
 """10,000 graphs are searched in tests/routing; here it is shown that the runtime tells the search the truth."""
 
 Program = list[Any]

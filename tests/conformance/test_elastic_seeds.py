@@ -27,7 +27,7 @@ from trimesh import (
     RestartLimit,
 )
 
-SEEDS = 20
+SEEDS = 12
 EXPECTED = (ProcDied, MeshStopped, ActorFailed, RemoteCancelled)
 """What a call may raise when members come and go; `MembershipChanged` is a `MeshStopped`."""
 

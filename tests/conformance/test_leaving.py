@@ -26,7 +26,7 @@ from trimesh import (
     this_proc,
 )
 
-SEEDS = 12
+SEEDS = 6
 
 WORKS = ("call_one", "call", "stream", "map", "choose", "send", "remote receiver")
 WAYS = ("normal", "exception", "cancel", "interrupt", "failure")

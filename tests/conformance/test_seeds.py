@@ -21,7 +21,7 @@ from trimesh import Actor, MeshErrorGroup, MeshStopped, ProcDied, RemoteCancelle
 from trimesh._transport.interface import Lane
 from trimesh.ids import ProcId
 
-SEEDS = 50
+SEEDS = 30
 PROCS = 4
 TASKS = 10
 MESSAGES = 8

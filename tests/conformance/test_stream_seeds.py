@@ -20,7 +20,7 @@ from tests.conformance.test_seeds import Jitter, leaves_of
 import trimesh
 from trimesh import Actor, MeshErrorGroup, MeshStopped, ProcDied, RemoteCancelled, Retry, Unresponsive, endpoint, limits
 
-SEEDS = 30
+SEEDS = 20
 PROCS = 3
 TASKS = 5
 USES = 4

@@ -29,7 +29,7 @@ from trimesh import (
 )
 from trimesh.events import MemberEvent
 
-SEEDS = 20
+SEEDS = 12
 SHAPE = {"replica": 2, "gpus": 2}
 EXPECTED = (ProcDied, MeshStopped, ActorFailed, RemoteCancelled)
 """What a call may raise when members come and go."""

@@ -16,7 +16,7 @@ from trimesh.testing import simulate
 
 ROOT = Path(__file__).parents[2]
 
-SCHEDULES = 30
+SCHEDULES = 15
 """All states are reached by the first ten."""
 
 NEAR = 300

@@ -9,8 +9,7 @@ from tests.soak.wrong_programs import PROGRAMS
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_right_program_passes(name: str) -> None:
-    for seed in range(2):
-        assert PROGRAMS[name].run(seed, is_wrong=False).error is None
+    assert PROGRAMS[name].run(0, is_wrong=False).error is None
 
 
 def test_first_failure_of_each_sequence_is_measured() -> None:
