@@ -784,7 +784,7 @@ COMMAND_BATCHES: Final = 2
 """Batches of lines, of `OUTPUT_BATCH_BYTES_MAX` each, that the command of a host may be ahead of the program: one shown
 and one behind it. 1,000 hosts that all write have 64 MB under way."""
 COMMAND_FLUSH_SECONDS: Final = 10.0
-"""Wait for the last lines of a command that was cancelled and has ended: milliseconds, unless its host is overloaded."""
+"""Wait for the last lines of a cancelled command that has ended: milliseconds, unless its host is overloaded."""
 FORWARD_CHUNK_BYTES: Final = 65_536
 """Bytes read from a forwarded connection at once: a fragment of a link, four TLS records."""
 FORWARD_CHUNKS: Final = 8

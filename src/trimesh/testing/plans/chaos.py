@@ -28,12 +28,15 @@ from trimesh.testing.plans.link_faults import LinkFault, Partition
 from trimesh.testing.plans.name_faults import Lookup, NameFault
 from trimesh.testing.plans.plan import Planned, checked_series
 from trimesh.testing.plans.process_faults import ClockFault, Death, LoopLag, ProcessorFault
-from trimesh.testing.plans.system_faults import ResourceFault, SpawnFault, TransferFault
+from trimesh.testing.plans.system_faults import Refusal, ResourceFault, SpawnFault, TransferFault
 from trimesh.testing.plans.torch_faults import TorchFault
 
 T = TypeVar("T")
 
 CONTROLLER: Final = Where("controller", (None,))
+
+REFUSED: Final[Mapping[Direction, Refusal]] = {"a_to_b": "EMFILE", "b_to_a": "ENOSPC"}
+"""What the system refuses a member: descriptors, or shared memory."""
 
 TRANSFERS: Final = 10
 """Consecutive transfers of a member that one fault delays."""
@@ -79,7 +82,7 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "gil": lambda one: Death(one.victim, f"hold_gil({one.seconds:.6f})"),
     "names": lambda one: NameFault(one.victim, "", Lookup(error="EAI_AGAIN")),
     "torch": lambda one: TorchFault(one.victim, "", 1 + int(OPERATORS * one.late / DELAY_SECONDS), failure="memory"),
-    "resources": lambda one: ResourceFault(one.victim, "EMFILE" if one.direction == "a_to_b" else "ENOSPC", times=ALWAYS),
+    "resources": lambda one: ResourceFault(one.victim, REFUSED[one.direction], times=ALWAYS),
 }
 """Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
