@@ -111,6 +111,18 @@ def test_list_of_an_expected_sequence_that_is_none_breaks_the_protocol(reader: S
         raise ProtocolError
 
 
+@pytest.mark.parametrize(("place", "word"), [(1, True), (2, True), (1, 10.0), (2, -1), (0, 99), (7, None)])
+def test_word_of_an_expected_sequence_that_is_none_breaks_the_protocol(
+    reader: SequenceReader, place: int, word: Any
+) -> None:
+    for first in (10, 20, 30, 40):
+        reader.read([ADD, first, 1, 2, ADD, first + 1, 1, 3], [])
+    stream: list[Any] = [ADD, 50, 1, 2, ADD, 51, 1, 3]
+    stream[place] = word
+    with pytest.raises(ProtocolError):
+        reader.read(stream, [])
+
+
 @pytest.mark.parametrize("words", [[ADD, True, 1, 2], [ADD, 10.0, 1, 2], [ADD, 10, 1], [ADD, 10, 1, None], [ADD]])
 def test_malformed_command_breaks_the_protocol_each_time(reader: SequenceReader, words: list[Any]) -> None:
     for _ in range(4):
