@@ -212,6 +212,10 @@ VIEWS = {
         *("unfold 1 A", "select.int 3 a", "zeros_like 0 E", "index_fill_.int_Scalar 0 b c 3", "sigmoid 0 A", "sum 0 b"),
         *("fill_diagonal_ 0 b 2", "sigmoid 0 A", "sum 0 b"),
     ),
+    "first of the elements of columns that overlap": listed(
+        *("unfold 0 A", "select.int 1 a", "zeros_like 0 E", "index_fill_.int_Scalar 0 b c 3", "sigmoid 0 A", "sum 0 b"),
+        *("fill_diagonal_ 0 b 2", "sigmoid 0 A", "sum 0 b"),
+    ),
     "view of a copy": listed(
         *("select.int 0 A", "detach 0 a", "mul_.Tensor 0 b 2", "sigmoid 0 A", "add_.Tensor 0 A B", "add.Tensor 1 B b"),
         *("select.int 1 A", "detach 0 e", "mul_.Tensor 0 f -1", "add.Tensor 1 A e", "add.Tensor 1 B b"),

@@ -555,6 +555,22 @@ def test_operator_that_reads_a_tensor_from_elsewhere_reads_it_in_each_replay() -
     assert here.team.failed == []
 
 
+def test_operator_that_decides_by_a_python_value_decides_in_each_replay() -> None:
+    elsewhere = [2]
+
+    def decide(_rank: Rank, _team: TeamOnRank, value: Any) -> Any:
+        return value * (2 if torch.is_same_size(value, value) and elsewhere[0] == 2 else 3)
+
+    kernel = Kernel("decide", decide, operator=torch.ops.aten.neg.default)
+    here = Here(Kernels({"decide": kernel}, {}, KERNELS.local_replay, KERNELS.local_sequence))
+    decided, add = here.code("trimesh::decide", [SLOT]), here.code("aten::add.Tensor", [SLOT, SLOT])
+    here.read(RECORD, 3, 0, [[add, 200, 100, 100, decided, 201, 200]], [100], [201], [], [])
+    here.values[4] = torch.ones(2)
+    for elsewhere[0] in (2, 2, 2, 3, 2):
+        here.read(REPLAY, 3, 0, 50, [4], 0)
+        assert here.values[50].tolist() == [2 * elsewhere[0]] * 2
+
+
 def test_operator_that_makes_no_tensor_of_its_own_returns_it_in_each_replay() -> None:
     elsewhere = torch.ones(2)
     kernel = Kernel("kept", lambda _rank, _team: elsewhere, operator=torch.ops.aten.neg.default)
