@@ -127,7 +127,6 @@ class CopiedViews:
             return
         base, views = self._views_to(tensor)
         engine = self._engine
-        engine.settle(base)
         # Apply all views to one memory, so that elements that share a place in it are written together.
         once = _once(engine.whole(base), base).clone(memory_format=torch.preserve_format)
         target = once.expand(base.size())

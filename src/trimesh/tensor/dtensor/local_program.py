@@ -432,7 +432,7 @@ def _again(call: NotedCall | Relayout) -> Op:
     function, kwargs, outs = _callable(call.operator), call.kwargs, call.outs
     tensors = list(slots_in([call.args, list(kwargs.values())]))
     leading = [one.number for one in takewhile(lambda one: type(one) is PartSlot, call.args[:2])]
-    if len(outs) == 1 and not call.is_list and outs[0] >= 0 and leading == tensors and tensors:
+    if not call.is_list and outs[0] >= 0 and leading == tensors and tensors:
         return _simple(function, leading, call.args[len(leading) :], kwargs, outs[0])
 
     def run(slots: Slots) -> None:
