@@ -221,7 +221,7 @@ async def test_processes_that_have_ended_get_nothing() -> None:
         net.source.moves.take_back(MOVE)
         net.source.moves.send(MOVE, 3, [ProcId(2)], await staged(net.source, torch.arange(4)), ORIGIN)
         await trio.testing.wait_all_tasks_blocked()
-        assert net.source.moves.lent_bytes == 0  # nobody is there to release it
+        assert net.source.moves.lent_bytes == 0  # no reader is there to release it
         assert all(one.is_revoked for one in net.source.lent)
 
 
