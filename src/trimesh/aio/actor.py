@@ -236,8 +236,7 @@ class LoopThread:
         self._is_running = False
         self._ended.set()
         self._started.set()
-        self._fail_works()
-        self._unused.set()
+        self._fail_works()  # whose actors end, and release it
 
     def _fail_works(self, error: BaseException | None = None) -> None:
         self._error = error or self._error
