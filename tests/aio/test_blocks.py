@@ -214,6 +214,24 @@ def test_cancel_of_a_block_in_trio_reaches_its_body_once(run: Run) -> None:
     assert notes == [1, "begun"]
 
 
+def test_token_names_the_run_that_does_the_work() -> None:
+    """K04: of a thread that it has not started."""
+    threads: list[int] = []
+
+    async def main(token: trio.lowlevel.TrioToken) -> None:
+        async with trimesh.aio.open_trio(trio_token=token):
+            threads.append(in_trio_now(threading.get_ident)())
+
+    async def program() -> None:
+        token = trio.lowlevel.current_trio_token()
+        thread = threading.Thread(target=lambda: asyncio.run(main(token)))
+        thread.start()
+        await trio.to_thread.run_sync(thread.join)
+        assert threads == [threading.get_ident()]
+
+    trio.run(program)
+
+
 def test_loop_that_is_closed_in_a_block_does_not_hold_up_trio() -> None:
     """K04: whose program ends; the next loop has nothing of it."""
     blocks = []
@@ -689,13 +707,13 @@ def test_guard_of_interrupts_serves_the_next_run() -> None:
 
     async def main() -> None:
         async with trimesh.aio.open_trio():
-            guard = signal.getsignal(signal.SIGINT)
+            guard: Any = signal.getsignal(signal.SIGINT)
         async with trimesh.aio.open_trio():
             signal.raise_signal(signal.SIGINT)
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(0)
             with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+                guard(signal.SIGINT, None)
             assert signal.getsignal(signal.SIGINT) is guard
             signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

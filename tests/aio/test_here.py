@@ -585,6 +585,21 @@ async def test_end_of_the_loop_is_that_of_asyncio(place: str) -> None:
         assert await anext(signals) == signal.SIGUSR1
 
 
+def test_error_of_trio_itself_is_raised_by_its_run() -> None:
+    """LH-3: also while the loop of actors drives it."""
+
+    async def fail() -> None:
+        raise KeyError("of a system task")
+
+    async def program() -> None:
+        async with actors_in("main"):
+            trio.lowlevel.spawn_system_task(fail)
+            await trio.sleep_forever()
+
+    with pytest.raises(trio.TrioInternalError):
+        trio.run(program)
+
+
 async def test_error_of_a_slot_is_raised_in_its_task() -> None:
     """LH-3: and the loop serves on."""
 
