@@ -67,8 +67,8 @@ QUICK = frozenset(
         *("service", "spmd", "tensor", "testing"),
     )
 )
-"""Folders whose tests open meshes themselves, so that their spawners, and agents, may be copies of a template. Others run
-whole programs."""
+"""Folders whose tests open meshes themselves, so that their spawners, and agents, may be copies of a template. Others
+run whole programs."""
 
 OF_PROGRAMS = WARM if importlib.util.find_spec("torch") is None else WARM_WITH_TORCH
 """What programs are copies of where what they print is the subject."""
