@@ -206,6 +206,7 @@ async def test_session_that_is_over_closes_what_it_is_given(ends: tuple[End, End
     assert await receive_exactly(one.control, 1) == b"x"  # a turn later, so what was sent has been counted
     if how == "abort":
         one.session.abort()
+        assert await one.control.receive_some() == b"", "its sockets are closed"
     else:
         other.session.close()
         down = await one.wait(SessionDown)
