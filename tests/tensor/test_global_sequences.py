@@ -33,6 +33,7 @@ from trimesh import limits  # noqa: E402
 from trimesh.tensor.dtensor.copied_view import copied_views, has_copied_views  # noqa: E402
 from trimesh.tensor.dtensor.operators import operator_on_globals, overlap_in_part  # noqa: E402
 from trimesh.tensor.dtensor.sharding import (  # noqa: E402
+    KeptPlacements,
     adopted,
     assemble,
     box_by_placements,
@@ -43,7 +44,6 @@ from trimesh.tensor.dtensor.sharding import (  # noqa: E402
     placements_by_label,
     unsummed,
 )
-from trimesh.tensor.kernels.global_tensors import KeptPlacements  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import SLOT, describe  # noqa: E402
 from trimesh.tensor.protocol.messages import DEFINE, RECORD, REPLAY  # noqa: E402

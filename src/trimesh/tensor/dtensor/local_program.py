@@ -15,7 +15,8 @@ import attrs
 import torch
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.rank.kernel import global_tensor, local_of
+from trimesh.tensor.dtensor.sharding import KeptPlacements
+from trimesh.tensor.rank.kernel import Poison, global_tensor, local_of
 from trimesh.tensor.rank.rank import Command, Free, Rank, TeamOnRank, execute
 from trimesh.tensor.rules.call import words
 from trimesh.tensor.rules.cuts import SUM, cuts_of
@@ -33,19 +34,19 @@ class PartLayout:
     Attributes:
         spec: `DTensorSpec` of a global tensor; None for any other value.
         size, stride, dtype: Those of this rank's part, or of a tensor per rank; None for other values.
-        value: A value that is no tensor.
+        kept: Placements, if it is these; steps are learnt for them.
     """
 
     spec: Any = None
     size: torch.Size | None = None
     stride: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
-    value: Any = None
+    kept: KeptPlacements | None = None
 
     def fits(self, value: Any) -> bool:
         """Return whether a value has this layout."""
         if not isinstance(value, torch.Tensor):
-            return self.size is None and bool(self.value == value)
+            return self.size is None and value is not None and type(value) is not Poison and self.kept == _kept(value)
         part, spec = local_of(value), getattr(value, "_spec", None)
         if spec is not self.spec and (spec is None or self.spec is None or not _is_alike(spec, self.spec)):
             return False
@@ -64,9 +65,13 @@ def is_in_parts(spec: Any) -> bool:
 
 def layout_of(value: Any) -> PartLayout:
     if not isinstance(value, torch.Tensor):
-        return PartLayout(value=value)
+        return PartLayout(kept=_kept(value))
     part = local_of(value)
     return PartLayout(getattr(value, "_spec", None), part.size(), part.stride(), part.dtype)
+
+
+def _kept(value: Any) -> KeptPlacements | None:
+    return value if type(value) is KeptPlacements else None
 
 
 def _is_alike(one: Any, other: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import torch
 
 from trimesh.tensor.dtensor.copied_view import copied_views
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 
 _CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
 """Loggers that warn of all-to-all, missing in gloo, and of gathers along two dimensions: users cannot avoid either."""
+
+
+@attrs.frozen
+class KeptPlacements:
+    """Placements of a tensor before `redistribute`, kept for its gradient."""
+
+    placements: tuple[Placement, ...]
 
 
 def placements_by_label(cuts: Sequence[int]) -> list[Placement]:

@@ -17,6 +17,7 @@ from trimesh.errors import CollectiveFailed, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.tensor.dtensor.copied_view import copied_views
 from trimesh.tensor.dtensor.sharding import (
+    KeptPlacements,
     assemble,
     box_by_placements,
     boxed,
@@ -35,14 +36,7 @@ from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rules.engine import engine_of
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor, Placement
-
-
-@attrs.frozen
-class KeptPlacements:
-    """Placements of a tensor before `redistribute`, kept for its gradient."""
-
-    placements: tuple[Placement, ...]
+    from torch.distributed.tensor import DTensor
 
 
 def distribute(

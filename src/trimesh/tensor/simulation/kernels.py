@@ -12,10 +12,17 @@ from torch._C import _distributed_c10d
 
 from trimesh._runtime.values import Values
 from trimesh.ids import ProcId
-from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, boxed, part_on_rank, placements_by_label
+from trimesh.tensor.dtensor.sharding import (
+    KeptPlacements,
+    assemble,
+    box_by_placements,
+    boxed,
+    part_on_rank,
+    placements_by_label,
+)
 from trimesh.tensor.groups.group import Group, TrafficCounts, sent_bytes
 from trimesh.tensor.groups.groups import device_mesh
-from trimesh.tensor.kernels.global_tensors import KeptPlacements, refreshed
+from trimesh.tensor.kernels.global_tensors import refreshed
 from trimesh.tensor.kernels.table import KERNELS
 from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.kernel import Kernel, Kernels
