@@ -206,7 +206,7 @@ async def cut_off_the_first(seconds: float) -> None:
     ("options", "text"),
     [
         ({"kill": 0}, "at least one kind"),
-        ({"partitions": 1}, "names, torch, got 'partitions' (is it partition?)"),
+        ({"partitions": 1}, "torch, resources, got 'partitions' (is it partition?)"),
         ({"stop": 1, "bounds": {"stops": (1, 2)}}, "kinds of this plan, stop, got 'stops' (is it stop?)"),
         ({"kill": 1, "every": (2, 1)}, "every"),
         ({"stop": 1, "max_down": 0}, "max_down"),
