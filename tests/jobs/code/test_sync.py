@@ -262,7 +262,7 @@ def test_asyncio_program_brings_code(project: Path) -> None:
         async with jobs.LocalJob(1) as hosts, hosts.sync("src", "configs") as synced:
             assert not await synced.update()
             async with hosts.spawn_procs({}) as procs, procs.spawn("reader", Reader) as reader:
-                assert (await reader.read.call_one())[0] == 22
+                assert (await reader.read.call_one())[0] == 1
 
     asyncio.run(main())
 

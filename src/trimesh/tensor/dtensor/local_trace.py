@@ -110,7 +110,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         kwargs = kwargs or {}
         if FakeTensor in types:  # only metadata is computed
             return func(*args, **kwargs)
-        if types:  # of global tensors, or of others that torch dispatches to their class
+        if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):
             return NotImplemented  # its parts are dispatched here next
         result = func(*args, **kwargs)
         if not self.is_lost:
