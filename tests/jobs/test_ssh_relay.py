@@ -74,18 +74,23 @@ class Cluster:
     Attributes:
         via: The login node, with a relay that records.
         recorder: Path of its interpreter.
-        login: Its sshd.
+        servers: The sshd of each, that of the login node first.
         options: Of ssh.
     """
 
     network: HostNetwork
     via: jobs.SSH
     recorder: Path
-    login: SSHServer
+    servers: list[SSHServer]
     options: tuple[str, ...]
 
     def job(self, **more: Any) -> jobs.SSHJob:
         return jobs.SSHJob(["n1", "n2"], options=self.options, via=self.via, **more)
+
+    @property
+    def login(self) -> SSHServer:
+        """The sshd of the login node."""
+        return self.servers[0]
 
     @property
     def relays(self) -> list[int]:
@@ -100,7 +105,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("login")
     servers = list[SSHServer]()
     recorder = folder / "python"
@@ -116,9 +121,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         network.part([1, 2], [CONTROLLER])
         options = ("-F", str(config))
         via = jobs.SSH("login", options=options, python=str(recorder))
-        yield Cluster(network, via, recorder, servers[0], options)
+        yield Cluster(network, via, recorder, servers, options)
         for server in servers:
             server.close()
+
+
+@pytest.fixture
+def cluster(nodes: Cluster) -> Iterator[Cluster]:
+    """The nodes, without connections before and after the test."""
+    yield nodes
+    for server in nodes.servers:
+        server.wait_idle()
 
 
 @pytest.mark.daily
