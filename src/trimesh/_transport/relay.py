@@ -256,7 +256,7 @@ class NativeRelay:
         while True:
             await trio.lowlevel.wait_readable(self._bell)
             for _ in range(_EVENTS_MAX):
-                if not self.library.lib.tm_relay_poll(self.handle, self._event):
+                if self.handle is None or not self.library.lib.tm_relay_poll(self.handle, self._event):
                     break
                 session = self._sessions.get(self._event.session)
                 if session is not None:

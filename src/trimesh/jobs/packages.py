@@ -122,7 +122,7 @@ class Environment(LockedByFile):
             used = 0.0
         if used < before:
             shutil.rmtree(self.place, ignore_errors=True)
-            self._lock_place.unlink()
+            self._lock_place.unlink(missing_ok=True)
 
 
 def prune(folder: Path, kept_seconds: float) -> None:
