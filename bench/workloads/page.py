@@ -29,7 +29,8 @@ METRICS = [
 
 LACKS = dict.fromkeys(("monarch", "ray", "xoscar"), "it is the page of trimesh")
 
-FRAMES = 10
+HOSTS, SMOKE_HOSTS = 512, 16
+FRAMES, SMOKE_FRAMES = 10, 2
 EVERY = 0.5
 """Seconds between boards; the page of a user gets one a second."""
 
@@ -53,12 +54,15 @@ async def trimesh_side(scale: Scale) -> Samples:
         sys.stdout.write(f"the page is left out: {MISSING}\n")
         return {}
 
+    is_smoke = scale.rates == 1
+    count = SMOKE_FRAMES if is_smoke else FRAMES
+
     class ReadySource(RiggedSource):
         """A run whose snapshots are ready."""
 
         def __init__(self, hosts: int) -> None:
             super().__init__(hosts)
-            self._ready = [RiggedSource.snapshot(self) for _ in range(2 if scale.rates == 1 else 6)]
+            self._ready = [RiggedSource.snapshot(self) for _ in range(2 if is_smoke else 6)]
             self._next = 0
 
         def snapshot(self) -> RunSnapshot:
@@ -66,7 +70,7 @@ async def trimesh_side(scale: Scale) -> Samples:
             return self._ready[self._next % len(self._ready)]
 
     found: Samples = {metric.name: [] for metric in METRICS}
-    source = ReadySource(512)
+    source = ReadySource(SMOKE_HOSTS if is_smoke else HOSTS)
     earlier, later = source.snapshot(), source.snapshot()
     for _ in range(scale.rates):
         start = time.thread_time()
@@ -74,7 +78,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         found["page_fold"].append((time.thread_time() - start) * 1e3)
     with tempfile.TemporaryDirectory(prefix="trimesh-page-") as folder, running_chromium(Path(folder)) as chromium:
         async with visiting(chromium) as browser, serving(source, every=EVERY) as server:
-            for _ in range(1 if scale.rates == 1 else 2):
+            for _ in range(1 if is_smoke else 2):
                 tab = await browser.new_tab()
                 await tab.send("Performance.enable", timeDomain="threadTicks")
                 await tab.open(server.address)
@@ -82,20 +86,20 @@ async def trimesh_side(scale: Scale) -> Samples:
                 paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
                 found["page_paint"].append(await tab.eval(paint))
                 found["page_shown"].append(await tab.eval("performance.getEntriesByName('trimesh:shown')[0].startTime"))
-                found["page_frame"] += await frames(tab)
+                found["page_frame"] += await frames(tab, count)
                 await tab.press("6")
                 await tab.until("document.querySelectorAll('.host').length")
-                found["page_hosts_frame"] += await frames(tab)
+                found["page_hosts_frame"] += await frames(tab, count)
     return found
 
 
-async def frames(tab: Tab) -> list[float]:
+async def frames(tab: Tab, count: int) -> list[float]:
     """Return the processor time of each of the next frames, in milliseconds."""
     found = list[float]()
     await tab.eval(_NEXT_FRAME)
     await trio.sleep(EVERY / 2)  # layout, painting and the answers to requests come after
     before = await spent(tab)
-    for _ in range(FRAMES):
+    for _ in range(count):
         await tab.eval(_NEXT_FRAME)
         await trio.sleep(EVERY / 2)
         now = await spent(tab)
