@@ -322,7 +322,8 @@ async def test_two_jobs_that_find_none_do_not_both_make_it(tools: Tools, monkeyp
         nursery.start_soon(give_way)
         [(_, _, made)], _ = await make(installers, TXT)
         assert made
-        assert tried.outcomes[:3] == [False, False, True]
+        assert tried.outcomes[:2] == [False, False]
+        assert True in tried.outcomes
 
 
 async def test_environment_is_marked_as_used_while_its_block_lasts(
