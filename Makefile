@@ -101,7 +101,7 @@ setup-dev:  ## the environment of `make check` and the rest
 demo: setup  ## train on four processes, kill one, carry on; with HOSTS=3 on three hosts, one of which is killed
 	$(PY) $(if $(HOSTS),examples/train_bytes_on_hosts.py --hosts $(HOSTS),examples/train_bytes.py)
 
-test: setup  ## the daily tests: five minutes
+test: setup  ## the daily tests: seven minutes
 	$(PYTEST) -m 'not stress' --tier daily -n $(WORKERS) $(PYTEST_ARGS)
 
 # TIER=rest: without those of `make test`.

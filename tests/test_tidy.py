@@ -9,7 +9,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,12 @@ SOURCES = sources()
 THIS = "tests/test_tidy.py"
 
 
+@lru_cache(maxsize=1)
+def parsed(text: str) -> ast.Module:
+    """Return the tree of a file, which is made once for all checks of it."""
+    return ast.parse(text)
+
+
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
@@ -67,7 +73,7 @@ def function_size(path: str, text: str) -> Complaints:
 
 def python_functions(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, line and length less docstring and decorators of each function."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0]
             docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(node, clean=False) is not None else 0
@@ -169,7 +175,7 @@ def docstrings(path: str, text: str) -> Complaints:
 
 def python_summaries(path: str, text: str) -> Iterator[tuple[str, int, str | None, bool]]:
     """Yield name, line, first docstring line, and whether one is demanded, of the module and its public definitions."""
-    tree, reached = ast.parse(text), public_names().get(module_of(path), set())
+    tree, reached = parsed(text), public_names().get(module_of(path), set())
     pending: list[tuple[str, ast.Module | Definition]] = [("", tree)]
     while pending:
         prefix, node = pending.pop()
@@ -230,7 +236,7 @@ def coordinates(path: str, text: str) -> Complaints:
         if SECOND_SPELLING.search(line):
             yield f"{path}:{number}: name the member as procs[gpus=2]: {line.strip()}"
     if path.startswith("src/") and path.endswith(".py"):
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, ast.FormattedValue) and shows_point(node):
                 yield f"{path}:{node.lineno}: {{{ast.unparse(node.value)}}}: use place_name(mesh, point)"
 
@@ -294,9 +300,10 @@ PLANTED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_tidy(check: Callable[[str, str], Complaints]) -> None:
-    complaints = [line for path, text in SOURCES.items() for line in check(path, text) if path != THIS]
+def test_tidy() -> None:
+    complaints = [
+        line for path, text in SOURCES.items() if path != THIS for check in CHECKS for line in check(path, text)
+    ]
 
     assert not complaints, "\n" + "\n".join(complaints)
 
@@ -361,15 +368,16 @@ MESSAGES = {"Fired", "Published", "Taken"}
 """Messages, which are named with their module (`messages.Fired`), beside what they tell of. There may only be fewer."""
 
 
-@pytest.mark.slow
+PUBLIC_CLASS = re.compile(r"^class (?!_)(\w+)", re.MULTILINE)
+
+
 def test_public_classes_of_two_modules_have_two_names() -> None:
     """What a leading underscore keeps in its module is met in no other."""
     modules: dict[str, list[str]] = {}
     for path, text in SOURCES.items():
         if path.startswith("src/trimesh/") and path.endswith(".py"):
-            for node in ast.parse(text).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    modules.setdefault(node.name, []).append(path)
+            for name in PUBLIC_CLASS.findall(text):
+                modules.setdefault(name, []).append(path)
 
     assert {name for name, paths in modules.items() if len(paths) > 1} == FACES | MESSAGES
 

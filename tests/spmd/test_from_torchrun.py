@@ -51,6 +51,7 @@ async def test_mesh_has_the_ranks_of_the_job(starter: str) -> None:
     await wait_gone([int(pid) for pid in pids.groups()])
 
 
+@pytest.mark.stress
 def test_failure_is_that_of_rank_0() -> None:
     with started("torchrun", "fail") as process:
         output, errors = process.communicate(timeout=2 * HANG_SECONDS)

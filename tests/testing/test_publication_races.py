@@ -19,7 +19,7 @@ UNPINNED_TRANSFERS = {size: count + 1 for size, count in FIRST_TRANSFERS.items()
 """Of a version that is read for the first time: the last one gives its pin back."""
 
 
-@simulate(seeds=5)
+@simulate(seeds=2)
 @pytest.mark.parametrize("late", range(1, 6))
 async def test_pin_that_comes_while_a_version_is_taken_out_is_seen(mesh, faults, late):
     """BO-1: the publisher takes a version out, then looks who has it; a step in between takes as long as it likes."""
@@ -41,7 +41,7 @@ async def test_pin_that_comes_while_a_version_is_taken_out_is_seen(mesh, faults,
         assert isinstance(holding.error, VersionGone) or holding.value == 1, "what was pinned has been written to"
 
 
-@simulate(seeds=5)
+@simulate(seeds=2)
 @pytest.mark.parametrize("late", range(1, 5))
 async def test_task_that_is_cancelled_while_it_shares_a_pin_lets_go(mesh, faults, late):
     """RE-1: also while the task that makes the pin is still at it."""
@@ -69,7 +69,7 @@ async def test_task_that_is_cancelled_while_it_shares_a_pin_lets_go(mesh, faults
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "nth"), steps_of(UNPINNED_TRANSFERS))
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_slots_that_are_used_anew_between_two_steps_of_a_reader(mesh, faults, fault_log, size, nth):
     """BO-1, BO-2: whatever it has seen before, it gets a version that was there, whole, and at last the latest."""
     publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 3, size)
@@ -88,7 +88,7 @@ async def test_slots_that_are_used_anew_between_two_steps_of_a_reader(mesh, faul
 
 @pytest.mark.parametrize("growth", [0, SMALL])
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_reader_that_hears_no_news_gets_the_latest_version(mesh, faults, size, growth):
     """RE-6: its pin is tried by what the board said last: of a slot that has another version, or other memory, now."""
     publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 2, size)
@@ -144,7 +144,7 @@ async def test_transfers_are_made_for_what_is_not_known(mesh, faults, fault_log)
         pass
 
 
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_latest_version_is_not_taken_for_that_which_another_task_has_pinned(mesh, faults):
     """RE-6: a pin is shared only after a look at the board."""
     publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
@@ -227,7 +227,7 @@ async def test_pin_is_shared_of_a_version_that_is_still_the_latest(mesh, faults)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "nth"), steps_of(UNPINNED_TRANSFERS))
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_reader_that_is_killed_at_any_step_keeps_no_slot(faults, fault_log, size, nth):
     """PU-2: its row is taken back, whatever it has written there."""
     async with _isolated(faults) as procs, trio.open_nursery() as nursery:
@@ -249,7 +249,7 @@ async def test_reader_that_is_killed_at_any_step_keeps_no_slot(faults, fault_log
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_publisher_that_is_killed_between_two_steps_of_a_reader(faults, fault_log, size, nth):
     """BO-5: what was pinned by then is read to its end; what was not is the death of the publisher."""
     async with _isolated(faults) as procs, trio.open_nursery() as nursery:
@@ -271,7 +271,7 @@ async def test_publisher_that_is_killed_between_two_steps_of_a_reader(faults, fa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))
-@simulate(seeds=5, per_host={"gpus": 3})
+@simulate(seeds=2, per_host={"gpus": 3})
 async def test_reader_that_is_forgotten_at_any_step_takes_no_pin_away(mesh, faults, fault_log, size, nth):
     """BO-3, BO-4: its row is another one's by then, who has pinned the same version."""
     publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 3, size)

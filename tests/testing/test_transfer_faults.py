@@ -122,7 +122,7 @@ async def test_transfer_is_as_late_as_planned(mesh, faults):
     assert trio.current_time() - start == pytest.approx(50)
 
 
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_fault_outlives_its_process(faults):
     """S1: a place keeps its faults, and their counts, whoever is there."""
     policy = trimesh.Restart("one_for_one", on=(ProcDied,))
@@ -237,7 +237,7 @@ PUBLISHING_TRANSFERS = 4
 
 @pytest.mark.parametrize("nth", range(1, PUBLISHING_TRANSFERS + 1))
 @both
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_failed_publish_publishes_nothing(mesh, faults, nth):
     """N4: whichever of its transfers fails; the next one works."""
     readers = await mesh.spawn("readers", Reader)
@@ -255,7 +255,7 @@ async def test_failed_publish_publishes_nothing(mesh, faults, nth):
 
 @pytest.mark.parametrize("nth", [1, 2])
 @both
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_failed_publish_leaves_a_pinned_version_alone(mesh, faults, nth):
     """N4, BO-1: also if it fails just when it puts back the version that it finds pinned."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
@@ -275,7 +275,7 @@ async def test_failed_publish_leaves_a_pinned_version_alone(mesh, faults, nth):
 
 
 @pytest.mark.parametrize("cancelled_at", range(1, 8))
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_cancelled_publish_leaves_a_pinned_version_alone(mesh, faults, cancelled_at):
     """N4, BO-1: wherever it is cancelled."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
@@ -349,7 +349,7 @@ async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, fault
 
 @pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))
 @both
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_pin_that_fails_leaves_nothing_pinned(mesh, faults, size, nth):
     """RE-2: whichever transfer of the reader fails, from its first look at the board to the last byte."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
@@ -370,7 +370,7 @@ async def test_pin_that_fails_leaves_nothing_pinned(mesh, faults, size, nth):
     ids=["all", "neighbours", "some", "neighbours in another order", "one"],
 )
 @both
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_small_tensors_that_are_neighbours_come_in_one_transfer(mesh, faults, fault_log, names, transfers):
     """RE-3: the last transfer is a look at the pin."""
     tensors = {"a": pattern(100_000, 1), "b": pattern(100, 2), "c": pattern(3_000, 3), "d": pattern(100_000, 4)}
@@ -482,7 +482,7 @@ async def test_buffer_is_revoked_while_it_is_read(mesh, faults):
 
 @pytest.mark.parametrize("nth", range(1, PUBLISHING_TRANSFERS + 2))
 @both
-@simulate(seeds=5)
+@simulate(seeds=2)
 async def test_publisher_is_killed_in_the_middle_of_a_publish(faults, fault_log, nth):
     """N4: readers have the version before until it dies, and never a part of the new one."""
     async with _isolated(faults) as procs, trio.open_nursery() as nursery:

@@ -12,7 +12,7 @@ from tests.tensor.trainings.training import CUT_LINEAR, EVENTS, PARTS, generate 
 
 pytestmark = pytest.mark.torch
 
-SEEDS = range(4)
+SEEDS = range(2)
 """Of the trainings that are run each time: some ten seconds. `make trainings-fuzz` runs as many as one likes."""
 
 
