@@ -10,7 +10,7 @@ from tests.conformance.publishing import Follower, Publisher, Reader, is_torn, v
 from tests.conformance.supervised import kill_and_wait, reading
 
 import trimesh
-from trimesh import Isolate, LinkLost, ProcDied, Restart, limits
+from trimesh import Isolate, LinkLost, ProcDied, Restart, limits, observe
 from trimesh._runtime.life.current import current_proc
 from trimesh.rdma import Published, VersionGone
 from trimesh.rdma.publications import board
@@ -303,6 +303,43 @@ async def test_publication_of_the_controller(backend: Backend):
                 await snapshot.read_into({"c": only})
             with pytest.raises(ValueError, match="size"):
                 await snapshot.read_into({"b": bytearray(999)})
+        last = board.VERSION_MAX
+        for number in (0, 1, last + 1):
+            with pytest.raises(ValueError, match=f"above the latest, 1, got {number}"):
+                await weights.publish(version_of(2), version=number)
+        assert await weights.publish(version_of(last), version=last) == last
+        assert list((await readers.follow.call(weights, last)).values()) == [[last], [last]]
+
+
+@only_sim
+async def test_snapshot_says_how_long_versions_are_pinned_or_unread(backend: SimBackend):
+    """Q1: a pin since a `publish` first found it, unread versions since the first was published."""
+    async with backend.procs({"gpus": 1}), Published() as weights, trio.open_nursery() as nursery:
+
+        async def row() -> observe.PublicationRow:
+            [found] = (await observe.snapshot()).publications
+            return found
+
+        for number in 1, 2:
+            await weights.publish(version_of(number))
+            await trio.sleep(2)
+        seen = await row()
+        assert (seen.latest, seen.unread, seen.unread_seconds, seen.pins) == (2, 2, 4.0, ())
+        async with weights.pin(1):
+            seen = await row()
+            assert (seen.unread, seen.unread_seconds, seen.pinned, seen.pins[0].seconds) == (0, 0.0, (1,), 0.0)
+            third = attempt(nursery, weights.publish, version_of(3))
+            for seconds in 0, 5, 10:
+                seen = await row()
+                assert (seen.is_waiting, seen.pinned, seen.pins[0].seconds) == (True, (1,), seconds)
+                await trio.sleep(5)
+        assert await third.result() == 3
+        await trio.sleep(7)
+        seen = await row()
+        assert (seen.is_waiting, seen.pins, seen.unread, seen.unread_seconds) == (False, (), 1, 7.0)
+        async with weights.pin(2):
+            assert (await row()).pins[0].seconds == 0.0
+        assert ((await row()).unread, (await row()).unread_seconds) == (0, 0.0)
 
 
 @only_sim

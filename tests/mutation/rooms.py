@@ -107,7 +107,11 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
         "tests/tensor/test_global_tensor.py",
         "tests/tensor/test_rank.py",
     ),
-    "src/trimesh/tensor/publications": ("tests/tensor/test_publication.py", "tests/conformance/test_*publi*.py"),
+    "src/trimesh/tensor/publications": (
+        "tests/tensor/test_publication.py",
+        "tests/tensor/test_mapped_memory.py",
+        "tests/service/test_weights.py",
+    ),
     "src/trimesh/tensor/rank": (
         "tests/tensor/test_global_sequences.py",
         "tests/tensor/test_sequences.py",

@@ -40,6 +40,10 @@ def test_slots_read_as_they_were_written() -> None:
 
     assert (head.latest, head.is_closed, head.is_last, head.number) == (7, True, True, 4)
     assert (head.find(7), head.slots[3]) == (3, one)
+    full = board.Slot(8, Grant(1, 2, bytes(16)), 5, 1000 + limits.EXPORT_BYTES_MAX, 1000, limits.EXPORT_BYTES_MAX)
+    board.write_slot(words, 0, full)
+    set_version(words, 0, 8)
+    assert board.read_head(words).slots[:4:3] == (full, one)
 
 
 def test_cells_and_leases_lie_apart_and_within_the_board() -> None:
@@ -109,6 +113,8 @@ def test_row_that_is_taken_back_is_empty_and_has_another_lease() -> None:
         write_pin(words, reader, 1, board.pin_word(1, 20))
     assert board.readers_of(words[board.HEAD_BYTES :])[:5] == [0, 0, 72, 73, 0]
 
+    board.take_back(words, 2, board.LEASE_MAX)
+    assert board.readers_of(words[board.HEAD_BYTES :])[:5] == [0, 0, 0, 73, 0]
     board.take_back(words, 2, 2)
 
     assert board.readers_of(words[board.HEAD_BYTES :])[:5] == [0, 0, 0, 73, 0]

@@ -11,8 +11,10 @@ from trimesh.errors import ProtocolError
 from trimesh.rdma.publications.board import ALIGN_BYTES, TensorEntry, layout_of, read_layout
 
 
-def test_tensors_lie_apart_after_the_layout() -> None:
+@pytest.mark.parametrize("others", [0, 1, 2, 200])
+def test_tensors_lie_apart_after_the_layout(others: int) -> None:
     tensors = {"a": b"12345", "b": memoryview(bytearray(48)).cast("f", (3, 4)), "c" * 200: bytearray(100)}
+    tensors |= {str(number): bytearray(1 << 16) for number in range(others)}
     layout = layout_of(tensors)
     entries = read_layout(layout.head, layout.nbytes)
     assert entries == dict(layout.entries)
@@ -24,6 +26,13 @@ def test_tensors_lie_apart_after_the_layout() -> None:
         end = entry.offset + entry.nbytes
     assert end == layout.nbytes
     assert (entries["b"].kind, entries["b"].dtype, entries["b"].shape) == ("bytes", "", (48,))
+
+
+def test_tensor_may_follow_the_layout_at_once() -> None:
+    entry = TensorEntry("a", "bytes", "", (4,), 15, 4)
+    data = msgspec.msgpack.encode([entry])
+    assert len(data) == entry.offset
+    assert read_layout(data, 19) == {"a": entry}
 
 
 def test_room_stays_free_after_the_layout() -> None:
@@ -52,6 +61,7 @@ def test_what_cannot_be_published_is_refused() -> None:
         msgspec.msgpack.encode(1),
         msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), 0, 2000)]),
         msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), -1, 4)]),
+        msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), 14, 4)]),
         msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (4,), 998, 4)]),
         msgspec.msgpack.encode([TensorEntry("a", "bytes", "", (0,), 4, 0)]),
     ],

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 import trio
 from tests.conformance.meshes import attempt
-from tests.conformance.publishing import FIRST_TRANSFERS, LARGE, SMALL, Publisher, Reader, steps_of
+from tests.conformance.publishing import FIRST_TRANSFERS, LARGE, SMALL, Publisher, Reader, is_torn, steps_of, version_of
 
 from trimesh import Isolate, LinkLost, ProcDied, limits, this_host
 from trimesh.rdma import Published, VersionGone
+from trimesh.rdma.publications.published import finish
 from trimesh.testing import simulate
 
 UNPINNED_TRANSFERS = {size: count + 1 for size, count in FIRST_TRANSFERS.items()}
@@ -223,6 +224,72 @@ async def test_pin_is_shared_of_a_version_that_is_still_the_latest(mesh, faults)
         await trio.sleep(1)
         await publisher.publish.call_one(2)
         assert await sharing.result() == 2
+
+
+@pytest.mark.parametrize("lives", [True, False])
+@simulate(seeds=1)
+async def test_pin_of_a_reader_that_could_not_make_a_link_is_given_back(faults, fault_log, lives):
+    """PU-2, RE-4: the publisher connects to it, to learn of its end, and looks again when it subscribes."""
+    async with _isolated(faults) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        faults.resources(procs.slice(gpus=1)).fails("EMFILE", times=2 if lives else 1)
+        holding = attempt(nursery, reader.hold.call_one, handle, 1)
+        await reader.pinned.call_one()
+        await publisher.publish.call_one(2)
+        third = attempt(nursery, publisher.publish.call_one, 3)
+        await trio.sleep(1.5 * limits.PUBLISH_LOG_SECONDS)  # it looks again when it logs, and then no more
+        assert len(fault_log) == (2 if lives else 1)
+        if lives:
+            await reader.let_go.call_one()
+            assert await holding.result() == 1
+            assert await reader.wait_newer.call_one(handle, 1) == 2
+            assert not third.over.is_set()
+            assert await reader.wait_newer.call_one(handle, 2) == 3
+        else:
+            faults.kill(procs.slice(gpus=1))
+        with trio.fail_after(10):
+            assert await third.result() == 3
+
+
+@pytest.mark.parametrize("ends_by", ["aclose", "finish"])
+@pytest.mark.parametrize("late", range(6))
+@simulate(seeds=1)
+async def test_publication_that_ends_at_any_step_of_a_publish(mesh, faults, fault_log, late, ends_by):
+    """N4: before the last step, the version is never there, and the latest stays; 0 is the wait for a reader."""
+    weights = Published()
+    await weights.publish(version_of(1))
+    await weights.publish(version_of(2))
+    async with AsyncExitStack() as pins, trio.open_nursery() as nursery:
+        if late:
+            faults.transfer("controller", nth=late).delays(10)
+        else:
+            await pins.enter_async_context(weights.pin(1))
+        publishing = attempt(nursery, weights.publish, version_of(3, LARGE))
+        await trio.sleep(1)
+        assert len(fault_log) == (late > 0)
+        if ends_by == "aclose":
+            nursery.start_soon(weights.aclose)
+        else:
+            finish(weights)
+        await trio.sleep(1)
+        await pins.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await publishing.result()
+    with pytest.raises(trio.ClosedResourceError, match="this publication was closed"):
+        await weights.publish(version_of(4))
+    if ends_by == "finish":
+        async with weights.pin() as snapshot:
+            assert not is_torn(await snapshot.read(), 2)
+        with pytest.raises(trio.ClosedResourceError, match="version 2 was its last"):
+            await weights.wait_newer(2)
+    if late < 5:
+        with pytest.raises(VersionGone if ends_by == "finish" else trio.ClosedResourceError):
+            async with weights.pin(3):
+                pass
+    await weights.aclose()
 
 
 @pytest.mark.slow

@@ -341,8 +341,8 @@ def read_layout(data: bytes | bytearray | memoryview, nbytes: int) -> dict[str, 
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError(f"the layout of a publication cannot be read: {error}") from error
     for entry in entries:
-        if not 0 <= entry.offset <= nbytes or not 0 < entry.nbytes <= nbytes - entry.offset:
-            raise ProtocolError(f"a published tensor must lie in its slot, got {entry}")
+        if not len(data) <= entry.offset < entry.offset + entry.nbytes <= nbytes:
+            raise ProtocolError(f"a published tensor must lie in its slot, after the layout, got {entry}")
     return {entry.name: entry for entry in entries}
 
 
