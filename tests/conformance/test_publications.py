@@ -250,6 +250,37 @@ async def test_reader_that_asks_while_a_publication_is_closed_is_told(backend: S
             await waiting.result()
 
 
+@only_sim
+async def test_reader_of_a_publication_that_was_closed_before_it_subscribed_forgets_it(backend: SimBackend):
+    """PS-1: it waits for nothing, so it learns of the end by the answer."""
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery, Published() as weights:
+        reader = await procs.spawn("reader", Reader)
+        await weights.publish(version_of(1))
+        backend.lag.links[member(reader, 0).proc_id, current_proc().proc_id] = (5.0, 5.0)
+        pinning = attempt(nursery, reader.try_pin.call_one, weights, 1)
+        await trio.sleep(1)  # it has asked
+        await weights.aclose()
+        backend.lag.links.clear()
+        assert await pinning.result() == "1"
+        await tick(20)
+        assert (await reader.tables.call_one())[0] == 0
+
+
+@only_sim
+async def test_publication_ends_with_its_actor(backend: Backend):
+    """N4: who waits is told, though the process of the actor lives on."""
+    async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        async with procs.slice(gpus=0).spawn("publisher", Publisher) as publisher:
+            handle = await publisher.handle.call_one()
+            await publisher.publish.call_one(1)
+            waiting = attempt(nursery, reader.wait_newer.call_one, handle, 1)
+            await tick(20)
+        with pytest.raises(trio.ClosedResourceError):
+            await waiting.result()
+        assert await reader.try_pin.call_one(handle, 1) == "ClosedResourceError"
+
+
 async def test_closed_publications_leave_nothing(backend: Backend):
     """Neither in the process that has published, nor in those that have read: however many come and go."""
     async with backend.procs({"gpus": 2}) as procs:

@@ -11,7 +11,7 @@ from trimesh.rdma.publications import board
 
 
 def new_board() -> memoryview:
-    words = memoryview(bytearray(board.BOARD_BYTES))
+    words = memoryview(bytearray(b"\xff") * board.BOARD_BYTES)  # of memory that was used before
     board.new_board(words)
     return words
 
@@ -70,7 +70,7 @@ def row_of(words: memoryview, reader: int) -> memoryview:
 def test_pins_are_found_in_the_cells_of_all_readers() -> None:
     words = new_board()
     leases = leases_of(11, 12, 13, 14)
-    for reader, slot, version in (0, 1, 5), (2, 1, 6), (2, 0, 9), (3, 1, 7):
+    for reader, slot, version in (0, 1, 5), (2, 1, 6), (2, 0, 9), (3, 1, 7), (1, 1, 0):  # 0 is none
         write_pin(words, reader, slot, board.pin_word(leases[reader], version))
     assert board.pinned(words, 1, leases) == {5, 6, 7}
     assert board.pinned(words, 0, leases) == {9}

@@ -28,6 +28,12 @@ def test_tensors_lie_apart_after_the_layout(others: int) -> None:
     assert (entries["b"].kind, entries["b"].dtype, entries["b"].shape) == ("bytes", "", (48,))
 
 
+def test_arrays_keep_kind_dtype_and_shape() -> None:
+    numpy = pytest.importorskip("numpy")
+    [entry] = layout_of({"a": numpy.zeros((3, 4), numpy.float32)}).entries.values()
+    assert (entry.kind, entry.dtype, entry.shape, entry.nbytes) == ("numpy", "<f4", (3, 4), 48)
+
+
 def test_tensor_may_follow_the_layout_at_once() -> None:
     entry = TensorEntry("a", "bytes", "", (4,), 15, 4)
     data = msgspec.msgpack.encode([entry])

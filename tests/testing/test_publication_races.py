@@ -226,6 +226,30 @@ async def test_pin_is_shared_of_a_version_that_is_still_the_latest(mesh, faults)
         assert await sharing.result() == 2
 
 
+@simulate(seeds=1)
+async def test_version_whose_memory_was_written_to_does_not_come_back(mesh, faults):
+    """PU-3: a `publish` was cancelled there; then a reader that has heard nothing of that tries to pin the version."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    handle = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    assert await reader.try_pin.call_one(handle, 1) == "1"
+    async with faults.partition({"gpus": 0}, {"gpus": 1}), trio.open_nursery() as nursery:
+        await publisher.publish.call_one(2)
+        faults.transfer({"gpus": 0}, nth=4).delays(10)  # its slot was emptied, layout and first tensor are written
+        cancelled = attempt(nursery, publisher.publish.call_one, 3)
+        await trio.sleep(1)
+        cancelled.scope.cancel()
+        await cancelled.over.wait()
+        faults.transfer({"gpus": 1}, nth=3).delays(10)  # its cell was written, the version is copied
+        holding = attempt(nursery, reader.hold.call_one, handle, 1)
+        await trio.sleep(1)
+        assert await publisher.publish.call_one(3) == 3
+        await reader.let_go.call_one()
+        with pytest.raises(VersionGone):
+            await holding.result()
+
+
 @pytest.mark.parametrize("lives", [True, False])
 @simulate(seeds=1)
 async def test_pin_of_a_reader_that_could_not_make_a_link_is_given_back(faults, fault_log, lives):
