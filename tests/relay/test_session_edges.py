@@ -186,6 +186,25 @@ async def test_relays_and_sessions_have_limits() -> None:
     assert session.statistics().connections == 0
 
 
+async def test_relay_that_is_closed_while_it_delivers_an_event_delivers_no_more() -> None:
+    seen: list[object] = []
+
+    def take(event: object) -> None:
+        seen.append(event)
+        closed.close()
+
+    closed = relay.NativeRelay(take)
+    pairs = [socket.socketpair() for _ in range(2)]
+    for near, far in pairs:
+        with near:
+            closed.open_session(far, peer=DIALLER, is_dialler=True, lease_seconds=0.1, session_id=6)
+    with trio.fail_after(HANG_SECONDS):
+        await closed.serve()
+    [event] = seen
+    assert isinstance(event, SessionDown)
+    assert event.ending is SessionEnding.LEASE
+
+
 async def test_session_says_whether_it_is_connected(ends: tuple[End, End], all_wires: Wires) -> None:
     await connect(ends, all_wires)
     ends[0].session.drop_connection()

@@ -252,8 +252,8 @@ class NativeRelay:
         self._sessions.pop(handle, None)
 
     async def serve(self) -> None:
-        """Deliver events until cancelled."""
-        while True:
+        """Deliver events until cancelled, or until one of them makes its receiver close the relay."""
+        while self.handle is not None:
             await trio.lowlevel.wait_readable(self._bell)
             for _ in range(_EVENTS_MAX):
                 if self.handle is None or not self.library.lib.tm_relay_poll(self.handle, self._event):
