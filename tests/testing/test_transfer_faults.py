@@ -28,7 +28,7 @@ from tests.patience import HANG_SECONDS
 from tests.testing.actors import run_body
 
 import trimesh
-from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, endpoint
+from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, endpoint, limits
 from trimesh.rdma import Published
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
 from trimesh.testing.plans.system_faults import TransferFault
@@ -324,9 +324,10 @@ async def test_unpin_that_fails_is_tried_again(mesh, faults, size):
 
 
 @both_sizes
-@simulate(seeds=10)
-async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, faults, size):
-    """RE-2: the publisher does without the slot until the reader pins something there again, or ends."""
+@pytest.mark.parametrize("pins_again", [False, True])
+@simulate(seeds=2)
+async def test_pin_that_cannot_be_given_back_at_once_is_given_back_later(mesh, faults, size, pins_again):
+    """RE-2: also when the reader has pinned the same version again by then."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
     async with Published() as weights:
         await weights.publish(version_of(1, size))
@@ -335,16 +336,26 @@ async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, fault
             nth = READING_TRANSFERS[size] + 1
             heal = faults.plan(TransferFault(faults.where({"gpus": 1}), nth, 10**6, OSError("planned")))
             await reader.let_go.call_one()
-        heal()
         await weights.publish(version_of(2))
         with trio.move_on_after(10):
             await weights.publish(version_of(3))
             raise AssertionError("the only slot is pinned")
-
-        assert await reader.try_pin.call_one(weights, 1) == "1"
-
+        heal()
+        if pins_again:
+            assert await reader.try_pin.call_one(weights, 1) == "1"
         for number in range(3, 6):
             assert await weights.publish(version_of(number)) == number
+
+
+@simulate(seeds=2)
+async def test_pin_is_given_back_by_a_loop_that_others_hold_up(mesh, faults):
+    """RE-2: the task that gives it back has waited too long when it runs again."""
+    faults.transfer({"gpus": 1}, times=10**6).delays(2 * limits.UNPIN_SECONDS)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    async with Published() as weights:
+        for number in range(1, 6):
+            assert await weights.publish(version_of(number)) == number
+            assert await reader.follow.call_one(weights, number) == [number]
 
 
 @pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))

@@ -1,8 +1,9 @@
 """Reader's side of a publication in one process: its latest version, and the pins of this process.
 
 RE-1 Each process has one cell for each slot; tasks that pin the same version share it, and the last one clears it.
-RE-2 A cell is cleared however the task that wrote it ends, also when it is cancelled while writing. A cell that could
-     not be cleared in time keeps its pin until this process pins that slot again.
+RE-2 A cell is cleared however the task that wrote it ends, also when it is cancelled while writing. If that takes long,
+     the task does not wait for it: a transfer fails, or other tasks have kept the loop from running. The process goes
+     on trying, until it pins that slot again.
 RE-3 The publisher may count this process as ended without telling it. So after a copy the reader checks its row: the
      copy is whole only if the pin is still there (BO-3).
 RE-4 Reading existing versions never waits for the publisher's Python: the row is taken (BO-4) and versions are found on
@@ -286,7 +287,7 @@ class Reading:
                 self._keep(pin, granted, slot.nbytes)
         finally:
             if pin.slot is None:
-                await self._clear(cell, pin.version)  # RE-2
+                await self._clear(pin)  # RE-2
 
     def _keep(self, pin: Pin, granted: Granted, nbytes: int) -> None:
         """Keep a version and the board mapped, so that they outlive the publisher in this process (RE-5)."""
@@ -312,11 +313,10 @@ class Reading:
             return
         del self._pins[pin.version]
         pin.kept.close()
-        assert self._reader is not None, "who has pinned a version has cells"
         with trio.CancelScope(shield=True):
             await self._enter_cell(pin)
             try:
-                await self._clear(board.offset_of_cell(self._reader, pin.index), pin.version)
+                await self._clear(pin)
             finally:
                 self._locks[pin.index].release()
 
@@ -348,19 +348,32 @@ class Reading:
             set_origin(error, self.granted.origin)
             raise error
 
-    async def _clear(self, cell: int, version: int) -> None:
-        """Clear a cell and notify the publisher; bounded in time, and raises no error of the transfer."""
-        with trio.move_on_after(limits.UNPIN_SECONDS, shield=True):
-            while True:
-                try:
-                    await self._swap(cell, board.pin_word(self._lease, version), 0)
-                    break
-                except (ProcDied, MeshStopped, trio.ClosedResourceError):
-                    return  # the publisher no longer checks the cell
-                except Exception:  # noqa: BLE001 - it may be over in a moment
-                    await trio.sleep(limits.UNPIN_RETRY_SECONDS)
-            # Without a link, this is dropped: the publisher checks the cells at the request, which arrives later.
-            self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
+    async def _clear(self, pin: Pin) -> None:
+        """Clear a cell and notify the publisher; bounded in time, and raises no error of the transfer (RE-2)."""
+        with trio.move_on_after(limits.UNPIN_SECONDS, shield=True) as scope:
+            await self._try_to_clear(pin, limits.UNPIN_RETRY_SECONDS)
+        if scope.cancelled_caught:
+            self.proc.serve(self._clear_later, pin)
+
+    async def _clear_later(self, pin: Pin) -> None:
+        async with self._locks[pin.index]:
+            if all(one.index != pin.index or one.slot is None for one in self._pins.values()):
+                await self._try_to_clear(pin, limits.UNPIN_SECONDS)
+
+    async def _try_to_clear(self, pin: Pin, pause: float) -> None:
+        """Clear a cell if it has this pin; try again after errors that may pass."""
+        assert self._reader is not None, "who has pinned a version has cells"
+        at, word = board.offset_of_cell(self._reader, pin.index), board.pin_word(self._lease, pin.version)
+        while True:
+            try:
+                await self._swap(at, word, 0)
+                break
+            except (ProcDied, MeshStopped, trio.ClosedResourceError):
+                return  # the publisher no longer checks the cell
+            except Exception:  # noqa: BLE001 - it may be over in a moment
+                await trio.sleep(pause)
+        # Without a link, this is dropped: the publisher checks the cells at the request, which arrives later.
+        self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
 
     def handle_of(self, slot: Slot) -> Handle:
         whole = self.granted
