@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import trio
+from tests.conformance.meshes import attempt
+from tests.conformance.publishing import Publisher
 from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Actor, Isolate, ProcDied, endpoint, jobs, limits
+from trimesh import Actor, Isolate, LinkLost, MeshErrorGroup, MeshStopped, ProcDied, endpoint, jobs, limits, observe
+from trimesh._runtime.life.current import current_proc
+from trimesh.errors import ProtocolError
 from trimesh.rdma import Published, VersionGone
+from trimesh.rdma.publications.board import TensorEntry
 from trimesh.testing import simulate
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
@@ -147,7 +152,7 @@ async def test_replicas_that_each_publish_the_whole_state_are_refused(mesh):
     await first.publish.call_one(2)
     await second.publish.call_one(2, is_first=True)  # which one rank cannot know
     async with weights.pin() as snapshot:
-        with pytest.raises(trimesh.errors.ProtocolError, match=r"'weight' from the ranks \[0, 1\]: on all replicas"):
+        with pytest.raises(ProtocolError, match=r"'weight' from the ranks \[0, 1\]: on all replicas"):
             await snapshot.read()
 
 
@@ -278,19 +283,137 @@ def test_dtensors_say_which_part_a_rank_has(rank: int) -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.mesh_backend("proc")
-@simulate(per_host={"gpus": TRAINERS})
-async def test_plans_are_computed_once_for_two_layouts(mesh):
-    """Y10: versions of the same layout are read by the plan of the first, by whatever handle."""
-    trainers = await mesh.spawn("trainers", Trainer)
-    for version in range(1, 4):
-        await publish(trainers, version)
-        weights = publication_of(await trainers.publication.call())  # as a handle that came with a call is another one
+class PlanReader(Actor):
+    """Counts plans."""
+
+    @endpoint
+    async def read(self, weights: Publication, begin: int, version: int) -> int:
+        """Read three columns; return the number of plans that were computed here by then."""
         mine = torch.zeros([ROWS, 3])
         async with weights.pin() as snapshot:
-            await snapshot.read_into({"weight": ShardOf(mine, size=(ROWS, COLUMNS), start=(0, 2))})
-        assert (mine == whole(version)[:, 2:5]).all()
-    assert reshard_plans().computed == 1
+            await snapshot.read_into({"weight": ShardOf(mine, size=(ROWS, COLUMNS), start=(0, begin))})
+        assert (mine == whole(version)[:, begin : begin + 3]).all()
+        return reshard_plans().computed
+
+
+@simulate(seeds=1, per_host={"gpus": TRAINERS})
+async def test_plans_are_computed_once_for_two_layouts(mesh, monkeypatch):
+    """Y10: versions of the same layout are read by the plan of the first, by whatever handle; the newest are kept."""
+    monkeypatch.setattr("trimesh.limits.RESHARD_PLANS", 2)
+    trainers = await mesh.spawn("trainers", Trainer)
+    reader = await mesh.slice(gpus=0).spawn("reader", PlanReader)
+    for version, begin, computed in ((1, 2, 1), (2, 2, 1), (3, 3, 2), (4, 2, 2), (5, 4, 3), (6, 2, 3), (7, 3, 4)):
+        await publish(trainers, version)
+        weights = publication_of(await trainers.publication.call())  # as a handle that came with a call is another one
+        assert await reader.read.call_one(weights, begin, version) == computed
+
+
+GRID = (6, 40, 50)
+
+
+def grid(version: int) -> Any:
+    return torch.arange(6 * 40 * 50, dtype=torch.float32).view(GRID) + 1_000 * version
+
+
+class Rank(Actor):
+    """Has any parts of any tensors."""
+
+    def __init__(self) -> None:
+        self.shards = ShardPublisher()
+
+    @endpoint
+    async def publication(self) -> Published:
+        return self.shards.handle
+
+    @endpoint(group="handles")
+    async def first_publication(self) -> Published:
+        """Return the handle on the first rank; the others do not answer."""
+        if trimesh.context().point.rank:
+            await trio.sleep_forever()
+        return self.shards.handle
+
+    @endpoint(group="handles")
+    async def broken(self) -> Published:
+        raise trio.ClosedResourceError("broken")
+
+    @endpoint
+    async def publish(self, version: int, **tensors: Any) -> int:
+        return await self.shards.publish(tensors, version=version)
+
+    forget_readers = Publisher.forget_readers
+
+    @endpoint
+    async def finish(self) -> None:
+        self.shards.finish()
+
+    @endpoint
+    async def close(self) -> None:
+        await self.shards.aclose()
+
+
+async def publish_grid(ranks: Any, version: int) -> None:
+    """Publish a tensor in a part for each of four ranks, a number, and some elements that three of them have."""
+    for index, (plane, row) in enumerate(((0, 0), (0, 25), (3, 0), (3, 25))):
+        rank = ranks.slice(gpus=index)
+        part = grid(version)[plane : plane + 3, row : 25 if row == 0 else 40]
+        few = torch.tensor([1.5, 2.5, 3.5], dtype=torch.float64)[index : index + 1]
+        assert version == await rank.publish.call_one(
+            version,
+            grid=ShardOf(part, size=GRID, start=(plane, row, 0)),
+            number=ShardOf(torch.tensor(float(version)), size=(), start=(), is_first=index == 2),
+            few=ShardOf(few, size=(3,), start=(min(index, 3),)),
+        )
+
+
+PLACES: list[tuple[slice, ...]] = [
+    (slice(None), slice(None), slice(None)),
+    (slice(1, 5), slice(20, 30), slice(10, 40)),
+    (slice(0, 2), slice(0, 25), slice(None)),
+    (slice(4, 5), slice(30, 31), slice(None)),
+    (slice(2, 4), slice(24, 26), slice(49, 50)),
+]
+
+
+class GridReader(Actor):
+    @endpoint
+    async def read(self, weights: Publication, version: int, *, is_near: bool) -> None:
+        """Read parts of the grid, and all, and check them: in one piece, with gaps, turned, in another type."""
+        if not is_near:  # a simulation has the memory of all its hosts on one
+            current_proc().bulk._host = 0
+        async with weights.pin(version) as snapshot:
+            for place in PLACES:
+                wanted = grid(version)[place]
+                start = [one.start or 0 for one in place]
+                for dtype in (torch.float32, torch.float64):
+                    room = torch.full((7, 45, 60), -1.0, dtype=dtype)
+                    for mine in (
+                        torch.full_like(wanted, -1.0, dtype=dtype),
+                        room[: wanted.shape[0], : wanted.shape[1], : wanted.shape[2]],
+                        torch.full(wanted.shape[::-1], -1.0, dtype=dtype).permute(2, 1, 0),
+                    ):
+                        await snapshot.read_into({"grid": ShardOf(mine, size=GRID, start=start)})
+                        assert (mine == wanted).all()
+                    assert (room != -1).sum() == wanted.numel(), "nothing is written beside the part"
+            for dtype in (torch.float32, torch.float64):
+                number = torch.zeros((), dtype=dtype)
+                await snapshot.read_into({"number": number})
+                assert number == version
+            found = await snapshot.read()
+            assert (found["grid"] == grid(version)).all()
+            assert found["few"].tolist() == [1.5, 2.5, 3.5]
+            assert {name: (tuple(one.shape), one.dtype) for name, one in found.items()} == snapshot.kinds()
+
+
+@pytest.mark.parametrize(("chunk", "is_near"), [(100, True), (limits.RESHARD_CHUNK_BYTES, True), (100, False)])
+@simulate(seeds=1, per_host={"gpus": TRAINERS})
+async def test_any_part_is_read_from_any_layout(mesh, monkeypatch, chunk, is_near):
+    """Y10: in pieces of any size, of ranks of this host and of others."""
+    monkeypatch.setattr("trimesh.limits.RESHARD_CHUNK_BYTES", chunk)
+    ranks = await mesh.spawn("ranks", Rank)
+    weights = publication_of(await ranks.publication.call())
+    await publish_grid(ranks, 1)
+    reader = await mesh.slice(gpus=1).spawn("reader", GridReader)
+    await reader.read.call_one(weights, 1, is_near=is_near)
 
 
 class ElasticTrainer(Actor):
@@ -345,6 +468,9 @@ async def test_readers_follow_publishers_that_come_and_go(mesh, faults):
                     nursery.start_soon(now.slice(gpus=rank).publish.call_one, ranks, rank, version)
             with trio.fail_after(HANG_SECONDS):
                 assert await puller.pull.call_one(weights, version - 1) == (version, True)
+                assert await weights.wait_newer(version - 1) == version
+                async with weights.pin() as snapshot:
+                    assert (snapshot.version, snapshot.is_whole) == (version, True)
 
         await step([0, 1])
         await mesh.resize(gpus=4)
@@ -389,6 +515,258 @@ async def test_relay_keeps_what_it_has_when_the_publisher_dies(mesh, faults):
             with pytest.raises(ProcDied):
                 await relayed.wait_newer(1)
             assert await puller.pull.call_one(relayed, 0) == (1, True)
+
+
+async def readers_by_publisher() -> dict[str, set[int]]:
+    """Return the ranks of the processes that read, by the actor that publishes."""
+    await trio.sleep(1)  # all have subscribed
+    seen = await observe.snapshot()
+    ranks = {proc.id: proc.point.get("gpus", -1) for proc in seen.procs}
+    return {row.member: {ranks[reader] for reader in row.readers} for row in seen.publications}
+
+
+@simulate(seeds=1, per_host={"gpus": 7}, supervision=Isolate())
+async def test_relays_fetch_from_each_other(mesh, faults):
+    """Y13: in a tree; from the publisher where the relay above has ended, and when the block was left."""
+    ranks = await mesh.slice(gpus=6).spawn("ranks", Rank)
+    puller = await mesh.slice(gpus=5).spawn("puller", Puller)
+    weights = publication_of([await ranks.publication.call_one()])
+    async with open_relays(weights, mesh.slice(gpus=slice(5))) as relayed:
+        await ranks.publish.call_one(1, weight=whole(1))
+        assert await puller.pull.call_one(relayed, 0) == (1, True)
+        found = await readers_by_publisher()
+        assert [found.pop(f"weight relays[gpus={rank}]") for rank in range(5)] == [{2, 3, 5}, {4}, set(), set(), set()]
+        assert found == {"ranks": {0, 1}}
+    with pytest.raises(RuntimeError, match="got a handle on it"):
+        await relayed.publish()
+    assert relayed.shard(ranks=0) == weights.shard(ranks=0)
+    async with open_relays(weights, mesh.slice(gpus=slice(1, 4)), fan_out=1) as relayed:
+        await ranks.publish.call_one(2, weight=whole(2))
+        assert await puller.pull.call_one(relayed, 1) == (2, True)
+        found = await readers_by_publisher()
+        assert [found.pop(f"weight relays[gpus={rank}]") for rank in range(3)] == [{2, 5}, {3}, set()]
+        faults.kill(mesh.slice(gpus=1))
+        for version in (3, 4):
+            await ranks.publish.call_one(version, weight=whole(version))
+            assert await puller.pull.call_one(relayed, version - 1) == (version, True)
+        found = await readers_by_publisher()
+        assert (found["weight relays[gpus=1]"], found["ranks"]) == ({3}, {0, 2, 5})
+    with trio.fail_after(HANG_SECONDS):
+        assert await puller.pull.call_one(relayed, 0) == (4, True)
+
+
+@pytest.mark.parametrize("late", range(1, 13))
+@simulate(seeds=1, per_host={"gpus": 3}, supervision=Isolate())
+async def test_relay_goes_on_after_versions_that_it_has_missed(mesh, faults, fault_log, late):
+    """Y13: whatever it was about to do when the next one came."""
+    ranks = await mesh.slice(gpus=2).spawn("ranks", Rank)
+    puller = await mesh.slice(gpus=1).spawn("puller", Puller)
+    weights = publication_of([await ranks.publication.call_one()])
+    async with open_relays(weights, mesh.slice(gpus=0)) as relayed:
+        await trio.sleep(1)
+        faults.transfer(mesh.slice(gpus=0), nth=late).delays(10)
+        await ranks.publish.call_one(1, weight=whole(1))
+        await trio.sleep(1)
+        assert len(fault_log) == 1
+        await ranks.publish.call_one(2, weight=whole(2))
+        assert await puller.pull.call_one(relayed, 1) == (2, True)
+        await ranks.publish.call_one(3, weight=whole(3))
+        assert await puller.pull.call_one(relayed, 2) == (3, True)
+        assert await readers_by_publisher() == {"ranks": {0}, "weight relays": {1}}
+
+
+@pytest.mark.parametrize("ends_by", ["finish", "close"])
+@simulate(seeds=1, per_host={"gpus": 3})
+async def test_relay_ends_with_its_publisher(mesh, ends_by):
+    """Y13: who waits for more is told; of one that has finished, the last version stays."""
+    ranks = await mesh.slice(gpus=2).spawn("ranks", Rank)
+    puller = await mesh.slice(gpus=1).spawn("puller", Puller)
+    weights = publication_of([await ranks.publication.call_one()])
+    async with open_relays(weights, mesh.slice(gpus=0)) as relayed:
+        await ranks.publish.call_one(1, weight=whole(1))
+        assert await puller.pull.call_one(relayed, 0) == (1, True)
+        await getattr(ranks, ends_by).call_one()
+        with trio.fail_after(HANG_SECONDS), pytest.raises(trio.ClosedResourceError):
+            await puller.pull.call_one(relayed, 1)
+        if ends_by == "finish":
+            assert await puller.pull.call_one(relayed, 0) == (1, True)
+
+
+@simulate(seeds=1, per_host={"gpus": 3}, supervision=Isolate())
+async def test_reader_that_waits_for_elastic_publishers_learns_of_changes(mesh, faults):
+    """Y12: of a death and of a growth; of the end of all; an error that no change explains is raised."""
+    trainers = await mesh.slice(gpus=slice(2)).spawn("trainers", Rank)
+    weights = elastic_publication(trainers)
+    one, other = trainers.slice(gpus=0), trainers.slice(gpus=1)
+
+    def rows(version: int, begin: int, end: int) -> ShardOf:
+        return ShardOf(whole(version)[begin:end], size=(ROWS, COLUMNS), start=(begin, 0))
+
+    async with trimesh.this_proc().spawn("puller", Puller) as puller, trio.open_nursery() as nursery:
+        await one.publish.call_one(1, weight=rows(1, 0, 4))
+        await other.publish.call_one(1, weight=rows(1, 4, 10))
+        assert await puller.pull.call_one(weights, 0) == (1, True)
+        pulling = attempt(nursery, puller.pull.call_one, weights, 1)
+        await one.publish.call_one(2, weight=rows(2, 0, 4))
+        await other.publish.call_one(2, weight=rows(2, 5, 10))
+        async with weights.pin(2) as snapshot:
+            assert not snapshot.is_whole
+            with pytest.raises(ProtocolError, match="must cover 'weight', got 63 of 70"):
+                await snapshot.read()
+        await trio.sleep(1)
+        assert not pulling.over.is_set()
+        await one.publish.call_one(3, weight=rows(3, 0, 5))
+        await other.publish.call_one(3, weight=rows(3, 5, 10))
+        assert await pulling.result() == (3, True)
+        pulling = attempt(nursery, puller.pull.call_one, weights, 3)
+        asking = attempt(nursery, puller.pull.call_one, elastic_publication(trainers, "first_publication"), 3)
+        await trio.sleep(1)
+        faults.kill(mesh.slice(gpus=1))
+        await one.publish.call_one(4, weight=whole(4))
+        assert (await pulling.result(), await asking.result()) == ((4, True), (4, True))
+        await one.close.call_one()
+        with trio.fail_after(HANG_SECONDS), pytest.raises(trio.ClosedResourceError):
+            await puller.pull.call_one(weights, 4)
+        with trio.fail_after(HANG_SECONDS), pytest.raises(trio.ClosedResourceError):
+            await puller.pull.call_one(weights, 0)
+        with pytest.raises(MeshErrorGroup) as caught:
+            await puller.pull.call_one(elastic_publication(trainers, "broken"), 0)
+        assert [type(leaf) for leaf in trimesh.leaves(caught.value)] == [trio.ClosedResourceError]
+        faults.kill(mesh.slice(gpus=0))
+        await trio.sleep(1)
+        with pytest.raises(MeshStopped, match="none of trainers is left"):
+            await puller.pull.call_one(weights, 0)
+
+
+@simulate(seeds=1, per_host={"gpus": 3})
+async def test_ranks_that_are_versions_apart_are_read_when_they_meet(mesh, faults, fault_log):
+    """Y10: one has overwritten what the other one has; a reader waits meanwhile, and learns that one of them ends."""
+    ranks = await mesh.slice(gpus=slice(2)).spawn("ranks", Rank)
+    one, other = ranks.slice(gpus=0), ranks.slice(gpus=1)
+    puller = await mesh.slice(gpus=2).spawn("puller", Puller)
+    weights = publication_of(await ranks.publication.call())
+
+    async def publish(rank: Any, version: int) -> None:
+        mine = ShardOf(whole(version), size=(ROWS, COLUMNS), start=(0, 0), is_first=rank is one)
+        await rank.publish.call_one(version, weight=mine)
+
+    async with trio.open_nursery() as nursery:
+        await publish(other, 1)
+        for version in (1, 2, 3):
+            await publish(one, version)
+        faults.transfer(mesh.slice(gpus=2), times=10**6).delays(0.01)
+        pulling = attempt(nursery, puller.pull.call_one, weights, 0)
+        await trio.sleep(10)
+        assert not pulling.over.is_set()
+        assert len(fault_log) < 100, "it waits"
+        await publish(other, 2)
+        assert await pulling.result() == (2, True)
+    await one.close.call_one()
+    with trio.fail_after(HANG_SECONDS), pytest.raises(trio.ClosedResourceError):
+        await puller.pull.call_one(weights, 2)
+
+
+@simulate(seeds=1, per_host={"gpus": 2})
+async def test_read_of_a_version_whose_pin_was_lost_fails(mesh):
+    """Y10, N4: before the block is left."""
+    ranks = await mesh.spawn("ranks", Rank)
+    weights = publication_of(await ranks.publication.call())
+    for rank in range(2):
+        part = ShardOf(torch.ones(2), size=[4], start=[2 * rank])
+        await ranks.slice(gpus=rank).publish.call_one(1, weight=part)
+    with pytest.raises(LinkLost):
+        async with weights.pin() as snapshot:
+            await snapshot.read()
+            await ranks.slice(gpus=1).forget_readers.call_one()
+            with pytest.raises(LinkLost, match="version 1 is not pinned any more"):
+                await snapshot.read()
+
+
+@simulate(seeds=1, per_host={"gpus": 2})
+async def test_what_does_not_fit_is_refused_before_a_byte_is_copied(mesh):
+    """Y10: targets of a reader; parts of ranks that contradict each other; names that cannot be published."""
+    ranks = await mesh.spawn("ranks", Rank)
+    one, other = ranks.slice(gpus=0), ranks.slice(gpus=1)
+    weights = publication_of(await ranks.publication.call())
+    alone = publication_of([await one.publication.call_one()])
+
+    def vector(first: bool, size: int = 4, dtype: Any = torch.float32) -> ShardOf:
+        return ShardOf(torch.arange(size).to(dtype), size=[size], start=[0], is_first=first)
+
+    await one.publish.call_one(1, a=vector(True), b=vector(True), c=vector(True), d=vector(True))
+    async with alone.pin() as snapshot:
+        assert snapshot.is_whole
+        assert snapshot.entry("a") == TensorEntry("a", "torch", "float32", (4,), 0, 0)
+        fits = torch.zeros(4)
+        for target, error, text in (
+            ({"a": fits, "e": torch.zeros(4)}, KeyError, r"no tensor 'e'; it has 4: a, b, c, \.\.\."),
+            ({"a": fits, "b": torch.zeros(5)}, ValueError, r"size that was published, \(4,\)"),
+            ({"a": fits, "b": torch.zeros(4, dtype=torch.int64)}, ValueError, "able to hold float32, got torch.int64"),
+            ({"a": fits, "b": [1, 2, 3, 4]}, TypeError, "must be a tensor"),
+        ):
+            with pytest.raises(error, match=text):
+                await snapshot.read_into(target)
+        assert not fits.any()
+        with pytest.raises(KeyError, match="no tensor 'e'"):
+            snapshot.entry("e")
+    for version, parts in enumerate(
+        (
+            {"b": vector(False)},
+            {"a": vector(False), "b": vector(False)},
+            {"a": vector(False, 5)},
+            {"a": vector(False, dtype=torch.float64)},
+        ),
+        start=2,
+    ):
+        await one.publish.call_one(version, a=vector(True))
+        await other.publish.call_one(version, **parts)
+        with pytest.raises(ProtocolError, match="all ranks must publish the same tensor '[ab]'"):
+            async with weights.pin():
+                pass
+    here = ShardPublisher()
+    for name in (1, "trimesh/layout"):
+        with pytest.raises(TypeError, match="names of published tensors must be strings, and not 'trimesh/layout'"):
+            await here.publish({name: torch.ones(1)})
+    assert await here.publish({"a": torch.ones(1)}) == 1, "no actor, so no replica"
+    await here.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await here.publish({"a": torch.ones(1)})
+    await other.publish.call_one(9, a=torch.zeros(4), b=vector(True))
+    assert await other.publish.call_one(10) == 10, "nothing, and so no replica"
+
+
+@simulate(seeds=1, per_host={"gpus": 2})
+async def test_mistakes_with_publications_are_errors_that_say_so(mesh):
+    """Y10, Y12, Y13: of a program, and of a peer that sends a handle."""
+    ranks = await mesh.spawn("ranks", Rank)
+    handles = await ranks.publication.call()
+    one, other = handles.values()
+    weights, elastic = publication_of(handles), elastic_publication(ranks)
+    for mistake, error, text in (
+        (Publication, TypeError, "must be opened"),
+        (lambda: ShardPublisher(retain=limits.PUBLISHED_SLOTS_MAX), ValueError, "retain must be 1 to"),
+        (lambda: elastic_publication(mesh), TypeError, "takes a mesh of actors"),
+        (lambda: elastic_publication(ranks, "handle"), AttributeError, "handle"),
+        (lambda: elastic.shard(gpus=0), trimesh.ShapeError, "no fixed ranks"),
+        (lambda: weights.shard(ranks=0), trimesh.ShapeError, "ranks"),
+        (lambda: open_relays(one, mesh), TypeError, "takes a publication"),
+        (lambda: open_relays(weights, ranks), TypeError, "takes a mesh of processes"),
+        (lambda: open_relays(weights, mesh, fan_out=0), ValueError, "at least 1, got 0"),
+    ):
+        with pytest.raises(error, match=text):
+            mistake()
+    assert weights.shard({"gpus": 0}, gpus=1) == weights.shard(gpus=1) == other
+    async with open_relays(weights, mesh, fan_out=1) as relayed:
+        for handle, wrong in (
+            (weights, [(None,), ([one, other],), (handles.map(lambda one: 1),)]),
+            (relayed, [(one, [one]), (weights, (one, other)), (weights, [one, 1])]),
+            (elastic, [(mesh, "publication"), (ranks, 1)]),
+        ):
+            rebuild, args = handle.__reduce__()
+            assert repr(rebuild(*args)) == repr(handle)
+            for values in wrong:
+                with pytest.raises(ProtocolError, match="must be named by"):
+                    rebuild(*values)
 
 
 @pytest.mark.executed("agents of hosts are processes of their own")

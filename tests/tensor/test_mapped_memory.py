@@ -42,7 +42,10 @@ def test_rows_come_to_where_they_belong(name: str, *, is_huge: bool) -> None:
         found = rows_of(into, source)
         assert found is not None
         assert found.nbytes == source.numel() * 4
-        for piece in found.cut(1_000):
+        pieces = found.cut(1_000)
+        assert sum(piece.rows for piece in pieces) == found.rows
+        assert max(piece.rows for piece in pieces) == max(1, min(found.rows, 1_000 // found.row_bytes))
+        for piece in pieces:
             piece.run(is_huge=is_huge)
         assert (into == source).all()
     assert found.rows == rows
@@ -57,7 +60,15 @@ def test_what_is_no_copy_of_rows_is_left_to_torch() -> None:
     assert rows_of(torch.zeros(1, 40, 50).expand(SIZE), source) is None
     assert rows_of(torch.zeros(4, 20, 50)[:, :, :40], source[:4, :20, :40]) is None  # gaps of two sizes
     assert rows_of(torch.zeros(4, 20, 50), source[:4, :20]) is not None
+    assert rows_of(torch.zeros(6, 40, 16), source[:, :, :16]) is not None  # 64 bytes, the least
     assert rows_of(torch.zeros(0, 40, 50), source[:0]) is None
+    for other in (
+        torch.nn.Parameter(torch.zeros(SIZE)),
+        torch.zeros(SIZE, device="meta"),
+        torch.zeros(SIZE).to_sparse(),
+        torch._neg_view(torch.zeros(SIZE)),
+    ):
+        assert rows_of(other, source) is None
     assert rows_of(torch.zeros(SIZE, dtype=torch.complex64).conj(), torch.zeros(SIZE, dtype=torch.complex64)) is None
 
 

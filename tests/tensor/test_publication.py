@@ -15,7 +15,7 @@ from tests.patience import HANG_SECONDS  # noqa: E402
 from tests.tensor.test_bulk import PRELOAD  # noqa: E402
 
 import trimesh  # noqa: E402
-from trimesh import Actor, MeshErrorGroup, ProcDied, ShapeError, endpoint, this_host  # noqa: E402
+from trimesh import Actor, MeshErrorGroup, ProcDied, ShapeError, endpoint, limits, this_host  # noqa: E402
 from trimesh.rdma.publications.reading import VersionGone  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
@@ -138,27 +138,46 @@ async def test_tensors_of_each_rank_are_read_by_shard() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD) as procs:
         with procs.activate():
             t = torch.ones(3) * procs.rank_tensor("gpus")
-        async with trimesh.publication({"t": t}) as weights:
+        with trio.CancelScope() as scope:
+            async with trimesh.publication({"t": t}) as weights:
+                assert await weights.publish() == 1
+                async with weights.pin() as snapshot:
+                    with pytest.raises(TypeError, match=r"on each of 2 ranks.*weights.shard"):
+                        await snapshot.read()
+                async with weights.shard(gpus=1).pin() as snapshot:
+                    assert (await snapshot.read())["t"].tolist() == [1, 1, 1]
+                scope.cancel()
+        with trio.fail_after(HANG_SECONDS), pytest.raises(trio.ClosedResourceError):
+            await weights.wait_newer(1)
+        other = procs.slice(gpus=1)
+        with other.activate():
+            alone = torch.ones(3)
+        state = {"t": alone}
+        async with trimesh.publication(state, slots=limits.PUBLISHED_SLOTS_MAX) as weights:
             await weights.publish()
             async with weights.pin() as snapshot:
-                with pytest.raises(TypeError, match=r"on each of 2 ranks.*weights.shard"):
-                    await snapshot.read()
-            async with weights.shard(gpus=1).pin() as snapshot:
                 assert (await snapshot.read())["t"].tolist() == [1, 1, 1]
+            state["t"] = t
+            with pytest.raises(TypeError, match="on the same ranks"):
+                await weights.publish()
+        for mistake in ({}, [t], None):
+            with pytest.raises(TypeError, match="a module, or a mapping"):
+                trimesh.publication(mistake)  # type: ignore[arg-type]
+        for name in (1, "trimesh/layout"):
+            with pytest.raises(TypeError, match="must be strings, and not 'trimesh/layout'"):
+                trimesh.publication({name: t})  # type: ignore[dict-item]
+        with pytest.raises(TypeError, match="on a mesh"):
+            trimesh.publication({"t": torch.ones(1)})
+        with pytest.raises(TypeError, match="on the same ranks"):
+            trimesh.publication({"a": t, "b": alone})
+        for slots in (1, limits.PUBLISHED_SLOTS_MAX + 1):
+            with pytest.raises(ValueError, match="slots must be 2 to"):
+                trimesh.publication({"a": t}, slots=slots)
 
 
 async def test_what_cannot_be_published_is_told_and_the_next_version_can() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD) as procs:
-        other = procs.slice(gpus=0)
         good = trimesh.distribute(torch.ones(4), procs, ["gpus"])
-        with pytest.raises(TypeError, match="a module, or a mapping"):
-            trimesh.publication({})
-        with pytest.raises(TypeError, match="on a mesh"):
-            trimesh.publication({"t": torch.ones(1)})
-        with pytest.raises(TypeError, match="on the same ranks"):
-            trimesh.publication({"a": good, "b": trimesh.replicate(torch.ones(1), other)})
-        with pytest.raises(ValueError, match="2 to"):
-            trimesh.publication({"a": good}, slots=1)
         state = {"t": good}
         async with trimesh.publication(state) as weights:
             assert await weights.publish() == 1

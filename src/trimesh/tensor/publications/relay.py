@@ -36,7 +36,6 @@ class WeightRelay(Actor):
     def __init__(self, retain: int) -> None:
         self.shards = ShardPublisher(retain=retain, alone=True)
         self.spare: dict[str, torch.Tensor] = {}
-        self.fetched = self.from_origin = 0
 
     @endpoint
     def publication(self) -> Published:
@@ -62,14 +61,7 @@ class WeightRelay(Actor):
                     self.shards.finish()  # waiting readers learn the reason from the publisher itself (RL-2, RL-3)
                     return
                 break
-            self.fetched += 1
-            self.from_origin += source is origin
         await self.shards.aclose()
-
-    @endpoint(group="looks")
-    def counts(self) -> tuple[int, int]:
-        """Return the number of versions fetched, and how many of them came from the publisher itself."""
-        return self.fetched, self.from_origin
 
     def _room(self, snapshot: StateSnapshot) -> Mapping[str, torch.Tensor]:
         """Return tensors of the sizes and types of a version; those of the previous version if they fit."""
