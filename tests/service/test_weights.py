@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -12,7 +13,19 @@ from tests.conformance.publishing import Publisher
 from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Actor, Isolate, LinkLost, MeshErrorGroup, MeshStopped, ProcDied, endpoint, jobs, limits, observe
+from trimesh import (
+    Actor,
+    Isolate,
+    LinkLost,
+    MeshErrorGroup,
+    MeshStopped,
+    ProcDied,
+    Restart,
+    endpoint,
+    jobs,
+    limits,
+    observe,
+)
 from trimesh._runtime.life.current import current_proc
 from trimesh.errors import ProtocolError
 from trimesh.rdma import Published, VersionGone
@@ -119,6 +132,19 @@ async def test_readers_of_another_layout_get_their_parts_of_one_version(mesh):
         await trainers.slice(gpus=0).publish.call_one(0, 8)
 
 
+@contextmanager
+def device_mesh(rank: int, size: int) -> Iterator[Any]:
+    """Give a device mesh of ranks that are not there, but for one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (size,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 class Replica(Actor):
     """Has all of a weight, as every other one has."""
 
@@ -135,6 +161,15 @@ class Replica(Actor):
         if is_first is not None:
             mine = ShardOf(mine, size=mine.shape, start=[0, 0], is_first=is_first)
         return await self.shards.publish({"weight": mine}, version=version)
+
+    @endpoint
+    async def publish_dtensor(self, version: int, rank: int, size: int) -> int:
+        """Publish the part that a rank of a group has, of which the others are not there."""
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        with device_mesh(rank, size) as mesh:
+            cut = distribute_tensor(whole(version), mesh, [Shard(0)], src_data_rank=None)
+            return await self.shards.publish({"weight": cut}, version=version)
 
 
 @simulate(seeds=1, per_host={"gpus": 2})
@@ -154,6 +189,10 @@ async def test_replicas_that_each_publish_the_whole_state_are_refused(mesh):
     async with weights.pin() as snapshot:
         with pytest.raises(ProtocolError, match=r"'weight' from the ranks \[0, 1\]: on all replicas"):
             await snapshot.read()
+    for rank, replica in enumerate((first, second)):
+        await replica.publish_dtensor.call_one(3, rank, 2)
+    async with weights.pin() as snapshot:
+        assert ((await snapshot.read())["weight"] == whole(3)).all()
 
 
 @simulate(seeds=1, per_host={"gpus": TRAINERS})
@@ -262,13 +301,9 @@ def test_what_is_no_part_is_refused() -> None:
 @pytest.mark.parametrize("rank", range(3))
 def test_dtensors_say_which_part_a_rank_has(rank: int) -> None:
     """Y10: as torch cuts it; of replicas the first one is published."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
-    try:
-        mesh = init_device_mesh("cpu", (3,))
+    with device_mesh(rank, 3) as mesh:
         cut = distribute_tensor(whole(1), mesh, [Shard(0)], src_data_rank=None)
         found = shard_of(cut)
         begin = 4 * rank
@@ -279,8 +314,6 @@ def test_dtensors_say_which_part_a_rank_has(rank: int) -> None:
         partial = torch.distributed.tensor.DTensor.from_local(whole(1), mesh, [Partial()])
         with pytest.raises(TypeError, match="redistribute it first"):
             shard_of(partial)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 class PlanReader(Actor):
@@ -638,6 +671,24 @@ async def test_reader_that_waits_for_elastic_publishers_learns_of_changes(mesh, 
             await puller.pull.call_one(weights, 0)
 
 
+@simulate(seeds=1, per_host={"gpus": 2}, supervision=Restart())
+async def test_reader_that_waits_for_an_elastic_publisher_takes_its_successor(mesh, faults):
+    """Y12: a restart changes no coordinates, and the publication is another one."""
+    trainers = await mesh.slice(gpus=slice(1)).spawn("trainers", Rank)
+    puller = await mesh.slice(gpus=1).spawn("puller", Puller)
+    weights = elastic_publication(trainers)
+    await trainers.publish.call_one(1, weight=whole(1))
+    async with trio.open_nursery() as nursery:
+        pulling = attempt(nursery, puller.pull.call_one, weights, 1)
+        await trio.sleep(1)
+        async with faults.partition({"gpus": 0}, {"gpus": 1}):  # the reader learns of the death when it is over
+            faults.kill(mesh.slice(gpus=0))
+            await trio.sleep(1)
+            await trainers.publish.call_one(2, weight=whole(2))
+        with trio.fail_after(HANG_SECONDS):
+            assert await pulling.result() == (2, True)
+
+
 @simulate(seeds=1, per_host={"gpus": 3})
 async def test_ranks_that_are_versions_apart_are_read_when_they_meet(mesh, faults, fault_log):
     """Y10: one has overwritten what the other one has; a reader waits meanwhile, and learns that one of them ends."""
@@ -720,7 +771,7 @@ async def test_what_does_not_fit_is_refused_before_a_byte_is_copied(mesh):
     ):
         await one.publish.call_one(version, a=vector(True))
         await other.publish.call_one(version, **parts)
-        with pytest.raises(ProtocolError, match="all ranks must publish the same tensor '[ab]'"):
+        with pytest.raises(ProtocolError, match=r"all ranks must publish the same tensor '[ab]'"):
             async with weights.pin():
                 pass
     here = ShardPublisher()
