@@ -110,6 +110,7 @@ NEAREST: Final[Mapping[str, Sequence[str]]] = {
     "src/trimesh/tensor/publications": (
         "tests/tensor/test_publication.py",
         "tests/tensor/test_mapped_memory.py",
+        "tests/service/test_relays.py",
         "tests/service/test_weights.py",
     ),
     "src/trimesh/tensor/rank": (
