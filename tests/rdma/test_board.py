@@ -40,7 +40,7 @@ def test_slots_read_as_they_were_written() -> None:
 
     assert (head.latest, head.is_closed, head.is_last, head.number) == (7, True, True, 4)
     assert (head.find(7), head.slots[3]) == (3, one)
-    full = board.Slot(8, Grant(1, 2, bytes(16)), 5, 1000 + limits.EXPORT_BYTES_MAX, 1000, limits.EXPORT_BYTES_MAX)
+    full = board.Slot(8, Grant(1, 2, bytes(16)), 5, 1 + limits.EXPORT_BYTES_MAX, 1, limits.EXPORT_BYTES_MAX)
     board.write_slot(words, 0, full)
     set_version(words, 0, 8)
     assert board.read_head(words).slots[:4:3] == (full, one)

@@ -32,6 +32,7 @@ def test_arrays_keep_kind_dtype_and_shape() -> None:
     numpy = pytest.importorskip("numpy")
     [entry] = layout_of({"a": numpy.zeros((3, 4), numpy.float32)}).entries.values()
     assert (entry.kind, entry.dtype, entry.shape, entry.nbytes) == ("numpy", "<f4", (3, 4), 48)
+    assert entry.describe() == "<f4 of shape (3, 4)"
 
 
 def test_tensor_may_follow_the_layout_at_once() -> None:

@@ -11,7 +11,7 @@ import trio
 from tests.conformance.meshes import attempt
 from tests.conformance.publishing import FIRST_TRANSFERS, LARGE, SMALL, Publisher, Reader, is_torn, steps_of, version_of
 
-from trimesh import Isolate, LinkLost, ProcDied, limits, this_host
+from trimesh import Isolate, LinkLost, ProcDied, limits, observe, this_host
 from trimesh.rdma import Published, VersionGone
 from trimesh.rdma.publications.published import finish
 from trimesh.testing import simulate
@@ -252,33 +252,72 @@ async def test_version_whose_memory_was_written_to_does_not_come_back(mesh, faul
             await holding.result()
 
 
-@pytest.mark.parametrize("lives", [True, False])
 @simulate(seeds=1)
-async def test_pin_of_a_reader_that_could_not_make_a_link_is_given_back(faults, fault_log, monkeypatch, lives):
-    """PU-2, RE-4: the publisher connects to it, to learn of its end, and looks again when it subscribes."""
+async def test_pin_that_was_left_without_a_link_is_seen_when_the_reader_subscribes(faults, fault_log, monkeypatch):
+    """RE-4: no message of it could be sent."""
     monkeypatch.setattr(limits, "EXIT_REPORT_SECONDS", 1000.0)  # after which it would take the publisher for dead
     async with _isolated(faults) as procs, trio.open_nursery() as nursery:
         publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
         reader = await procs.slice(gpus=1).spawn("reader", Reader)
         handle = await publisher.handle.call_one()
         await publisher.publish.call_one(1)
-        faults.resources(procs.slice(gpus=1)).fails("EMFILE", times=2 if lives else 1)
+        faults.resources(procs.slice(gpus=1)).fails("EMFILE", times=2)
         holding = attempt(nursery, reader.hold.call_one, handle, 1)
         await reader.pinned.call_one()
         await publisher.publish.call_one(2)
         third = attempt(nursery, publisher.publish.call_one, 3)
         await trio.sleep(1.5 * limits.PUBLISH_LOG_SECONDS)  # it looks again when it logs, and then no more
-        assert len(fault_log) == (2 if lives else 1)
-        if lives:
-            await reader.let_go.call_one()
-            assert await holding.result() == 1
-            assert await reader.wait_newer.call_one(handle, 1) == 2
-            assert not third.over.is_set()
-            assert await reader.wait_newer.call_one(handle, 2) == 3
-        else:
-            faults.kill(procs.slice(gpus=1))
+        assert len(fault_log) == 2
+        await reader.let_go.call_one()
+        assert await holding.result() == 1
+        assert await reader.wait_newer.call_one(handle, 1) == 2
+        assert not third.over.is_set()
+        assert await reader.wait_newer.call_one(handle, 2) == 3
+        assert await third.result() == 3
+
+
+@pytest.mark.parametrize("pins_late", [False, True])
+@simulate(seeds=1)
+async def test_publisher_connects_to_readers_to_learn_of_their_ends(faults, fault_log, pins_late):
+    """PU-2: when it has published, and when it waits."""
+    async with _isolated(faults) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        faults.resources(procs.slice(gpus=1)).fails("EMFILE")
+        await publisher.publish.call_one(1, 1 + pins_late)
+        holding = attempt(nursery, reader.hold.call_one, handle, 1)
+        await reader.pinned.call_one()
+        assert len(fault_log) == 1
+        publishing = attempt(nursery, publisher.publish.call_one, 2 + pins_late)
+        await trio.sleep(0.5)
+        assert publishing.over.is_set() is not pins_late
+        faults.kill(procs.slice(gpus=1))
+        with pytest.raises(ProcDied):
+            await holding.result()
         with trio.fail_after(10):
-            assert await third.result() == 3
+            await publishing.result()
+        await trio.sleep(5)  # it learns of the death
+        [row] = (await observe.snapshot()).publications
+        assert row.pins == ()
+
+
+@simulate(seeds=1)
+async def test_publish_that_is_cancelled_while_it_frees_memory_leaves_none_that_is_closed(mesh):
+    """PU-3: a reader still has the memory mapped, after its pin; the next version would fit."""
+    async with Published() as weights:
+        await weights.publish(version_of(1))
+        async with weights.pin(1) as snapshot:
+            part = snapshot.buffer("a")
+        await weights.publish(version_of(2))
+        async with part.map(), trio.open_nursery() as nursery:
+            cancelled = attempt(nursery, weights.publish, version_of(3, LARGE))
+            await trio.sleep(limits.REVOKE_SECONDS / 2)
+            assert not cancelled.over.is_set()
+            cancelled.scope.cancel()
+        assert await weights.publish(version_of(3)) == 3
+        async with weights.pin() as snapshot:
+            assert not is_torn(await snapshot.read(), 3)
 
 
 @pytest.mark.parametrize("ends_by", ["aclose", "finish"])
