@@ -93,7 +93,7 @@ async def test_relays_fetch_from_each_other(mesh, faults):
         assert await puller.pull.call_one(relayed, 0) == (4, True)
 
 
-@pytest.mark.parametrize("late", range(1, 13))
+@pytest.mark.parametrize("late", [1, 2, 3, 5, 7, 9, 11])
 @simulate(seeds=1, per_host={"gpus": 3}, supervision=Isolate())
 async def test_relay_goes_on_after_versions_that_it_has_missed(mesh, faults, fault_log, late):
     """Y13: whatever it was about to do when the next one came."""
@@ -102,11 +102,13 @@ async def test_relay_goes_on_after_versions_that_it_has_missed(mesh, faults, fau
     weights = publication_of([await ranks.publication.call_one()])
     async with open_relays(weights, mesh.slice(gpus=0)) as relayed:
         await trio.sleep(1)
-        faults.transfer(mesh.slice(gpus=0), nth=late).delays(10)
+        for nth in (late, late + 12):  # when it has published, too
+            faults.transfer(mesh.slice(gpus=0), nth=nth).delays(10)
         await ranks.publish.call_one(1, weight=whole(1))
         await trio.sleep(1)
         assert len(fault_log) == 1
         await ranks.publish.call_one(2, weight=whole(2))
+        assert (await puller.pull.call_one(relayed, 0))[1], "each version under its own number"
         assert await puller.pull.call_one(relayed, 1) == (2, True)
         await ranks.publish.call_one(3, weight=whole(3))
         assert await puller.pull.call_one(relayed, 2) == (3, True)
