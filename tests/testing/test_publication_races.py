@@ -334,7 +334,7 @@ async def test_publication_that_ends_at_any_step_of_a_publish(mesh, faults, faul
         else:
             await pins.enter_async_context(weights.pin(1))
         publishing = attempt(nursery, weights.publish, version_of(3, LARGE))
-        await trio.sleep(1)
+        await trio.sleep(2 * limits.PUBLISH_LOG_SECONDS)  # it looks again when it logs, and then no more
         assert len(fault_log) == (late > 0)
         if ends_by == "aclose":
             nursery.start_soon(weights.aclose)
