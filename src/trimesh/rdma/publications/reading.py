@@ -351,29 +351,33 @@ class Reading:
     async def _clear(self, pin: Pin) -> None:
         """Clear a cell and notify the publisher; bounded in time, and raises no error of the transfer (RE-2)."""
         with trio.move_on_after(limits.UNPIN_SECONDS, shield=True) as scope:
-            await self._try_to_clear(pin, limits.UNPIN_RETRY_SECONDS)
+            while not await self._try_to_clear(pin):  # noqa: ASYNC110 - no event tells that transfers work again
+                await trio.sleep(limits.UNPIN_RETRY_SECONDS)
         if scope.cancelled_caught:
             self.proc.serve(self._clear_later, pin)
 
     async def _clear_later(self, pin: Pin) -> None:
-        async with self._locks[pin.index]:
-            if all(one.index != pin.index or one.slot is None for one in self._pins.values()):
-                await self._try_to_clear(pin, limits.UNPIN_SECONDS)
-
-    async def _try_to_clear(self, pin: Pin, pause: float) -> None:
-        """Clear a cell if it has this pin; try again after errors that may pass."""
-        assert self._reader is not None, "who has pinned a version has cells"
-        at, word = board.offset_of_cell(self._reader, pin.index), board.pin_word(self._lease, pin.version)
+        """Clear a cell that could not be cleared in time, unless this process pins its slot again."""
         while True:
-            try:
-                await self._swap(at, word, 0)
-                break
-            except (ProcDied, MeshStopped, trio.ClosedResourceError):
-                return  # the publisher no longer checks the cell
-            except Exception:  # noqa: BLE001 - it may be over in a moment
-                await trio.sleep(pause)
+            async with self._locks[pin.index]:
+                if any(one.index == pin.index and one.slot is not None for one in self._pins.values()):
+                    return
+                if await self._try_to_clear(pin):
+                    return
+            await trio.sleep(limits.UNPIN_SECONDS)
+
+    async def _try_to_clear(self, pin: Pin) -> bool:
+        """Clear a cell if it has this pin; return whether it has it no more, or none looks at it."""
+        assert self._reader is not None, "who has pinned a version has cells"
+        try:
+            await self._swap(board.offset_of_cell(self._reader, pin.index), board.pin_word(self._lease, pin.version), 0)
+        except (ProcDied, MeshStopped, trio.ClosedResourceError):
+            return True
+        except Exception:  # noqa: BLE001 - it may be over in a moment
+            return False
         # Without a link, this is dropped: the publisher checks the cells at the request, which arrives later.
         self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
+        return True
 
     def handle_of(self, slot: Slot) -> Handle:
         whole = self.granted
