@@ -384,6 +384,9 @@ killed."""
 EXIT_REPORT_SECONDS: Final = 2.0
 """Time from the loss of a link to the spawner's exit report, or to the answer of others about an end: 1 ms, but 1 s
 where all cores are busy. After it the death is reported without a diagnosis."""
+LINK_RETRIES_MAX: Final = 5
+"""Tries for a link to a process that may live while this one lacks descriptors or memory for it, each after
+`EXIT_REPORT_SECONDS`: ten seconds, in which other work gives some back."""
 EXIT_REPORTS: Final = 1_024
 """Ended processes whose report the spawner and the controller remember for later requests: as many as one process can
 have links, should all be lost together."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.conformance.publishing import Publisher, Reader
 from tests.patience import HANG_SECONDS
 from tests.testing.actors import Worker, is_exact
 
@@ -381,6 +382,22 @@ async def test_link_without_resources_fails_the_call_and_the_next_makes_it(mesh,
     assert await relay.pass_on.call_one(other, 5) == 5
     await trio.sleep(0.3 * limits.EXIT_REPORT_SECONDS)  # by then the peer has given up waiting for news of our death
     assert await relay.pass_on.call_one(other, 5) == 5
+
+
+@simulate(seeds=2)
+async def test_reader_without_resources_for_a_link_goes_on_when_it_has_some(mesh, faults, fault_log):
+    """The publisher lives, so it is not given up."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    handle = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    faults.resources({"gpus": 1}).fails("EMFILE", times=3)
+
+    assert await reader.follow.call_one(handle, 1) == [1]
+    await trio.sleep(3 * limits.EXIT_REPORT_SECONDS)
+    await publisher.publish.call_one(2)
+    assert await reader.follow.call_one(handle, 2) == [2]
+    assert len(fault_log) == 3
 
 
 @pytest.mark.mesh_backend("proc")

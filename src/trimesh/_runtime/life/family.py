@@ -176,11 +176,22 @@ class Family:
         return proc_id in self.clients or any(one.knows(proc_id) for one in self.neighbours.values())
 
     async def connect(self, peers: Sequence[Peer]) -> None:
-        """Ensure that every peer has a link or is known to be gone. No checkpoint when all have one."""
+        """Ensure that every peer has a link or is known to be gone. No checkpoint when all have one.
+
+        If this process lacks a resource for a link, it tries again while the peer is not known to have ended.
+        """
         await self.try_to_connect(peers)
         for peer in peers:
-            if self.proc.is_stranger(peer):
-                self._declare(peer, await self.exit_of(peer))
+            for _ in range(limits.LINK_RETRIES_MAX):
+                if not self.proc.is_stranger(peer):
+                    break
+                report = await self.exit_of(peer)
+                if report is not None and report.is_known:
+                    self._declare(peer, report)
+                else:
+                    await self.try_to_connect([peer])
+            if peer.no_link is not None and self.proc.is_stranger(peer):
+                self.proc.declare_gone(peer, peer.no_link)
 
     async def try_to_connect(self, peers: Sequence[Peer]) -> None:
         """As `connect`, but a peer may stay without a link for lack of a resource here: its `no_link` says why."""
