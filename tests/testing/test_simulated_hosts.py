@@ -101,7 +101,7 @@ async def test_long_cut_is_one_lost_host_and_nothing_runs_there(host_mesh: Any, 
             try:
                 await counters.sleep.call()
             finally:
-                assert trio.current_time() - began == pytest.approx(limits.HOST_LEASE_SECONDS, abs=0.2)
+                assert trio.current_time() - began == pytest.approx(limits.HOST_LEASE_SECONDS, abs=0.5)
     (lost,) = leaves(caught.value)
     where = origin(lost)
     assert isinstance(lost, HostLost)
@@ -189,7 +189,7 @@ async def test_host_lost_while_actors_end_does_not_fail_an_isolated_mesh(mesh: A
 
 
 async def _lose_later(faults: Any) -> None:
-    await trio.sleep(0.5)
+    await trio.sleep(5)
     faults.host(1).lose()
 
 
@@ -285,7 +285,7 @@ async def test_actor_spawns_on_simulated_hosts_that_it_was_sent(mesh: Any, host_
     told = await mesh.slice(hosts=0).spawn("told", Counter)
     assert await provisioner.count_there.call_one(host_mesh, 2) == [1, 1, 2, 2]
     assert await provisioner.count_there.call_one(host_mesh.slice(hosts=1), 1) == [1]
-    with trio.move_on_after(1):
+    with trio.move_on_after(5):
         await provisioner.sleep_there.call_one(host_mesh, told)
     assert await told.add.call_one() == 2
     lost = list[BaseException]()

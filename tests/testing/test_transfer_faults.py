@@ -483,6 +483,7 @@ async def test_buffer_is_revoked_while_it_is_read(mesh, faults):
     async with trio.open_nursery() as nursery:
         reading = attempt(nursery, peekers.read_for_ever.call, handle)
         await peekers.wait.call("has read")
+        await trio.sleep(0.1)  # the late read has begun
 
         assert await vault.revoke.call_one(HANG_SECONDS) < HANG_SECONDS
 

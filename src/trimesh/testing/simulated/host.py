@@ -438,42 +438,31 @@ class Wired:
 STILL: Final = 0.2
 """Probability with which a seed delays no message."""
 
-UNEVEN: Final = 0.6
-"""Probability with which a seed gives each direction of a link a longest delay of its own."""
+LATE: Final = 0.25
+"""Probability with which any other seed delays a message."""
 
-JITTERS: Final = (0.001, 0.05)
-"""Longest delays of messages, in seconds, where all links are alike; the seed selects one. Uneven links have up to the
-last."""
+LATE_SECONDS: Final = (1 / 16, 1 / 4)
+"""Longest delays of a message; the seed selects one."""
 
-UNEVEN_DECADES: Final = 2.0
-"""Powers of ten between the longest delays of the quickest and the slowest of uneven links."""
-
-UNEVEN_CHANGE: Final = 1 / 16
-"""Probability with which a message changes the longest delay of an uneven link."""
+LATE_BITS: Final = 20
+"""Bits of a delay: as binary fractions they add up exactly, so tests may compare sums with whole seconds."""
 
 
 class Jitter:
-    """Random delays of messages under one seed.
+    """Random delays of messages under one seed: most messages pass at once.
 
-    On uneven links one process hears another early, and a third late, for many messages: orders that are improbable
-    where each message draws alone.
+    A late message is overtaken by all that the others cause meanwhile: orders that are improbable where each is late.
     """
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
-        kind = draw.random()
-        self._is_uneven = kind < UNEVEN
-        self._longest = 0.0 if 1 - kind < STILL else JITTERS[-1] if self._is_uneven else draw.choice(JITTERS)
-        self._longest_of: dict[tuple[ProcId, ProcId], float] = {}
+        self._share = 0.0 if draw.random() < STILL else LATE
+        self._longest = draw.choice(LATE_SECONDS)
 
-    def delay(self, source: ProcId, target: ProcId) -> float:
-        if not self._longest:
+    def delay(self) -> float:
+        if self._draw.random() >= self._share:
             return 0.0
-        longest = self._longest_of.get((source, target), self._longest)
-        if self._is_uneven and ((source, target) not in self._longest_of or self._draw.random() < UNEVEN_CHANGE):
-            longest = self._longest / 10 ** self._draw.uniform(0, UNEVEN_DECADES)
-            self._longest_of[source, target] = longest
-        return self._draw.uniform(0, longest)
+        return self._draw.getrandbits(LATE_BITS) / 2**LATE_BITS * self._longest
 
 
 @attrs.define(eq=False)
@@ -509,7 +498,7 @@ class SimWire(Delivery):
     def delay(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> float:
         """Return the seeded delay, plus those of faults."""
         del lane
-        delay = self.jitter.delay(source, target)
+        delay = self.jitter.delay()
         for disturbance in self._on(source, target):
             delay += disturbance.delay((source, target), size)
         return delay
