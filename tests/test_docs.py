@@ -110,7 +110,7 @@ def test_testing_listings_run(tmp_path: Path) -> None:
     suite = tmp_path / "test_listings.py"
     suite.write_text("\n\n".join(found))
     options = ["-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin", "-c", "/dev/null"]
-    options += ["--mesh-first-seed", "64", "--mesh-seeds", "1"]  # it finds what is wrong in the one that is
+    options += ["--mesh-first-seed", "2", "--mesh-seeds", "1"]  # it finds what is wrong in the one that is
 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(suite)],
