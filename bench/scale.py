@@ -48,6 +48,11 @@ class Scale:
     idle_hosts: int
     idle_seconds: float
 
+    @property
+    def is_smoke(self) -> bool:
+        """Whether a run only proves that it runs."""
+        return self.rates == 1
+
     def for_peer(self) -> Scale:
         """Return what a peer does of it: fewer of what takes some of them seconds, once a round of the slowest."""
         return replace(

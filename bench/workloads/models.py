@@ -54,7 +54,6 @@ async def trimesh_side(scale: Scale) -> Samples:
 
     found: Samples = {metric.name: [] for metric in METRICS}
     preload = ("torch", "torch.distributed.tensor")
-    is_smoke = scale.rates == 1
     async with (
         this_host().spawn_procs({"dp": RANKS}, preload=preload) as procs,
         this_host().spawn_procs({"dp": RANKS}, preload=preload) as plain_procs,
@@ -62,7 +61,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         ranks = await plain_procs.spawn("ranks", ModelRank)
         with tempfile.TemporaryDirectory() as folder:
             await ranks.begin.call(str(Path(folder, "meeting")), RANKS)
-            for name, width in ((name, width) for name in NAMES for width in WIDTHS[: 1 if is_smoke else None]):
+            for name, width in ((name, width) for name in NAMES for width in WIDTHS[: 1 if scale.is_smoke else None]):
                 here = Training(name, width)
                 eager, recorded = (
                     Training(name, width, lambda model: trimesh.module_to_mesh(model, procs, ParallelPlan.data("dp")))
@@ -72,8 +71,8 @@ async def trimesh_side(scale: Scale) -> Samples:
                 await ranks.make.call(name, width)
 
                 ways = {"eager": eager.step, "recorded": trimesh.compile(recorded.step)}
-                for turn in range(1 + (1 if is_smoke else TURNS)):
-                    steps = WARM_UP_STEPS if not turn else 1 if is_smoke else STEPS[width]
+                for turn in range(1 + (1 if scale.is_smoke else TURNS)):
+                    steps = WARM_UP_STEPS if not turn else 1 if scale.is_smoke else STEPS[width]
                     milliseconds = {"plain": step_milliseconds(here.step, here.batch, steps)}
                     milliseconds["ddp"] = max((await ranks.run.call(steps)).values())
                     with procs.activate(global_tensors=True):  # for what models and the optimizer make

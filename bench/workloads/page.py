@@ -54,15 +54,14 @@ async def trimesh_side(scale: Scale) -> Samples:
         sys.stdout.write(f"the page is left out: {MISSING}\n")
         return {}
 
-    is_smoke = scale.rates == 1
-    count = SMOKE_FRAMES if is_smoke else FRAMES
+    count = SMOKE_FRAMES if scale.is_smoke else FRAMES
 
     class ReadySource(RiggedSource):
         """A run whose snapshots are ready."""
 
         def __init__(self, hosts: int) -> None:
             super().__init__(hosts)
-            self._ready = [RiggedSource.snapshot(self) for _ in range(2 if is_smoke else 6)]
+            self._ready = [RiggedSource.snapshot(self) for _ in range(2 if scale.is_smoke else 6)]
             self._next = 0
 
         def snapshot(self) -> RunSnapshot:
@@ -70,7 +69,7 @@ async def trimesh_side(scale: Scale) -> Samples:
             return self._ready[self._next % len(self._ready)]
 
     found: Samples = {metric.name: [] for metric in METRICS}
-    source = ReadySource(SMOKE_HOSTS if is_smoke else HOSTS)
+    source = ReadySource(SMOKE_HOSTS if scale.is_smoke else HOSTS)
     earlier, later = source.snapshot(), source.snapshot()
     for _ in range(scale.rates):
         start = time.thread_time()
@@ -78,7 +77,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         found["page_fold"].append((time.thread_time() - start) * 1e3)
     with tempfile.TemporaryDirectory(prefix="trimesh-page-") as folder, running_chromium(Path(folder)) as chromium:
         async with visiting(chromium) as browser, serving(source, every=EVERY) as server:
-            for _ in range(1 if is_smoke else 2):
+            for _ in range(1 if scale.is_smoke else 2):
                 tab = await browser.new_tab()
                 await tab.send("Performance.enable", timeDomain="threadTicks")
                 await tab.open(server.address)

@@ -72,11 +72,11 @@ def spent(path: Path, seeds: int) -> float:
 
 def measured(scale: Scale) -> Samples:
     found: Samples = {"first_test": [], "seeds": []}
-    seeds = SMOKE_SEEDS if scale.rates == 1 else SEEDS
+    seeds = SMOKE_SEEDS if scale.is_smoke else SEEDS
     with tempfile.TemporaryDirectory(prefix="trimesh-seeds-") as folder:
         path = Path(folder, "test_ring.py")
         path.write_text(_TEST)
-        for _ in range(1 if scale.rates == 1 else 3):
+        for _ in range(1 if scale.is_smoke else 3):
             first = spent(path, 1)
             found["first_test"].append(first)
             found["seeds"].append(seeds / max(spent(path, 1 + seeds) - first, 1e-3))

@@ -485,8 +485,8 @@ transfer reads: to copy so many bytes once more takes less time than a second tr
 PUBLISH_LOG_SECONDS: Final = 1.0
 """Wait of a `publish` for readers after which it is logged: a read of a large model takes half a second."""
 UNPIN_SECONDS: Final = 1.0
-"""Time for which a task waits to release a pin: a microsecond on one host, a round trip between two. Then its process
-goes on trying, so often."""
+"""Time for which a task tries to release a pin: a microsecond on one host, a round trip between two. Also the pause
+between later tries, by its process."""
 UNPIN_RETRY_SECONDS: Final = 0.05
 """Pause between two tries to release a pin: a refusal of the system, or a peer's silence, is seldom over sooner."""
 UNREAD_SECONDS: Final = 30.0

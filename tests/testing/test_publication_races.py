@@ -255,7 +255,7 @@ async def test_version_whose_memory_was_written_to_does_not_come_back(mesh, faul
 @simulate(seeds=1)
 async def test_pin_that_was_left_without_a_link_is_seen_when_the_reader_subscribes(faults, fault_log, monkeypatch):
     """RE-4: no message of it could be sent."""
-    monkeypatch.setattr(limits, "EXIT_REPORT_SECONDS", 1000.0)  # after which it would take the publisher for dead
+    monkeypatch.setattr(limits, "EXIT_REPORT_SECONDS", 1000.0)  # after which it would try again for a link
     async with _isolated(faults) as procs, trio.open_nursery() as nursery:
         publisher = await procs.slice(gpus=0).spawn("publisher", Publisher)
         reader = await procs.slice(gpus=1).spawn("reader", Reader)

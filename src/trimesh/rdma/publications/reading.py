@@ -327,7 +327,7 @@ class Reading:
             LinkLost: The publisher has counted this process as ended.
             ProcDied, MeshStopped: The publisher has ended, and had closed the publication, or its memory is not mapped.
         """
-        assert self._reader is not None, "who has pinned a version has cells"
+        assert self._reader is not None, "a process with a pin has a row"
         at = board.offset_of_row(self._reader)
         try:
             row: bytes | bytearray = await self._read(self.granted, at, board.ROW_BYTES)
@@ -368,7 +368,7 @@ class Reading:
 
     async def _try_to_clear(self, pin: Pin) -> bool:
         """Clear a cell if it has this pin; return whether it has it no more, or none looks at it."""
-        assert self._reader is not None, "who has pinned a version has cells"
+        assert self._reader is not None, "a process with a pin has a row"
         try:
             await self._swap(board.offset_of_cell(self._reader, pin.index), board.pin_word(self._lease, pin.version), 0)
         except (ProcDied, MeshStopped, trio.ClosedResourceError):
