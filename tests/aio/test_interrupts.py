@@ -137,7 +137,7 @@ def test_killed_program_leaves_nothing(tmp_path: Path) -> None:
         program.kill_and_check(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [pytest.param(1, marks=pytest.mark.stress), 2])
 def test_interrupt_of_a_busy_program_is_nothing_else(signals: int, tmp_path: Path) -> None:
     """O6, K04: it never comes in the middle of Trio: nothing breaks, nothing hangs, `KeyboardInterrupt` is all."""
     plan = {"seed": signals, "rounds": 8, "signals": signals}

@@ -165,6 +165,7 @@ async def test_relay_whose_process_dies_goes_on_and_no_session_ends(cluster: Clu
                 os.kill(child_of(cluster.relays[-1]), signal.SIGKILL)
 
 
+@pytest.mark.stress
 async def test_relay_that_ends_is_started_again_at_its_address(cluster: Cluster) -> None:
     """H30, H20: sessions that outlive their lease are lost, and their hosts are started again through the new relay."""
     policy = Restart("one_for_one", along="hosts", intensity=20)

@@ -209,7 +209,7 @@ def test_child_forked_by_another_thread_has_no_descriptor_of_a_mover():
     statuses: list[int] = []
 
     def fork_often() -> None:
-        statuses.extend(in_child(lambda: check_descriptors(before)) for _ in range(60))
+        statuses.extend(in_child(lambda: check_descriptors(before)) for _ in range(20))
 
     thread = threading.Thread(target=fork_often)
     thread.start()
@@ -226,7 +226,7 @@ def test_child_forked_by_another_thread_has_no_descriptor_of_a_mover():
     thread.join()
     mover.close()
     owner.close()
-    assert statuses == [0] * 60
+    assert statuses == [0] * 20
 
 
 def check_descriptors(expected: set[str]) -> None:

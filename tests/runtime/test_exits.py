@@ -190,8 +190,8 @@ async def test_foreign_children_go_with_their_worker(start: Start, kind: str) ->
 async def test_foreign_children_go_in_the_middle_of_an_exec(start: Start) -> None:
     """A process that is between two programs shows no environment, and so no mark: it is looked at again."""
     child = await start()
-    foreign = await ask(child, "fork_executing", 50)
-    assert len(foreign) == 50
+    foreign = await ask(child, "fork_executing", 20)
+    assert len(foreign) == 20
 
     os.kill(child.pid, signal.SIGKILL)
     await child.wait_exited()

@@ -61,6 +61,7 @@ def test_failure_is_that_of_rank_0() -> None:
     assert "<NO_OTHER_FAILURES>" in errors
 
 
+@pytest.mark.stress
 async def test_killed_rank_is_an_error_of_the_program_and_of_torchrun() -> None:
     with started("torchrun", "wait") as process:
         assert process.stdout is not None

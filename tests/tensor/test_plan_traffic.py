@@ -69,6 +69,7 @@ async def check_steps(
 
 
 @pytest.mark.real
+@pytest.mark.stress
 async def test_what_is_sent_on_two_ranks_is_what_was_explained() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD) as procs:
         cut = ["gpus", None]

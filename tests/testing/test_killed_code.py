@@ -101,7 +101,7 @@ async def read_one(holder, *, task_status) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sigkill", "sigterm", "exit(3)"])
 @pytest.mark.mesh_backend("sim", "proc")
-@simulate(seeds=10, per_host={"gpus": 2}, supervision=trimesh.Isolate())
+@simulate(seeds=4, per_host={"gpus": 2}, supervision=trimesh.Isolate())
 async def test_no_clean_up_of_a_killed_process_runs(mesh, faults, tmp_path, how):
     path = tmp_path / "log"
     path.write_text("")

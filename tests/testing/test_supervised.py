@@ -51,7 +51,7 @@ class Fragile(Actor):
 RESTART = Restart("one_for_one", intensity=1_000, period=60)
 
 
-@simulate(seeds=20, per_host={"gpus": 3}, supervision=RESTART, sometimes=("a death was seen", "all went well"))
+@simulate(seeds=10, per_host={"gpus": 3}, supervision=RESTART, sometimes=("a death was seen", "all went well"))
 async def test_pool_serves_while_members_die(mesh, chaos):
     """R07, R08, R09: every call ends; after the faults every member answers."""
     w = await mesh.spawn("w", Worker)

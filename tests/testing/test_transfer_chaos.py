@@ -92,7 +92,7 @@ async def until_it_works(work: Callable[[], Awaitable[int]]) -> int:
 
 
 @simulate(
-    seeds=25,
+    seeds=15,
     per_host={"gpus": 1 + READERS},
     supervision=trimesh.Restart("one_for_one", intensity=1000, period=60),
     sometimes=("a version was read", "a version was gone", "a reader got ProcDied"),

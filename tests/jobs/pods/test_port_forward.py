@@ -158,6 +158,7 @@ async def test_forwards_that_break_lose_nothing(cluster: Cluster) -> None:
                     assert list(await workers.add.call()) == [number] * 2
 
 
+@pytest.mark.stress
 async def test_relay_whose_process_dies_goes_on(cluster: Cluster) -> None:
     """H30, H3: as on a login node, its parent keeps the port."""
     with trio.fail_after(HANG_SECONDS):
@@ -168,7 +169,7 @@ async def test_relay_whose_process_dies_goes_on(cluster: Cluster) -> None:
                 cluster.on_relay("kill_below")
 
 
-@pytest.mark.parametrize("action", ["kill", "eviction"])
+@pytest.mark.parametrize("action", [pytest.param("kill", marks=pytest.mark.stress), "eviction"])
 async def test_relay_pod_that_ends_is_followed_at_its_address(action: str, cluster: Cluster) -> None:
     """H30, H20: sessions that outlive its absence go on, other hosts are followed, through the new relay."""
     policy = Restart("one_for_one", along="hosts", intensity=20)
@@ -202,6 +203,7 @@ async def test_token_that_expires_is_replaced(
             assert len(grown) == 2
 
 
+@pytest.mark.stress
 async def test_program_that_computes_keeps_its_hosts(cluster: Cluster) -> None:
     """H30: bytes pass while its loop does not run."""
     with trio.fail_after(HANG_SECONDS):
