@@ -15,6 +15,7 @@ from tests.patience import HANG_SECONDS
 import trimesh
 from trimesh import (
     Actor,
+    Backoff,
     Isolate,
     LinkLost,
     MeshErrorGroup,
@@ -573,6 +574,25 @@ async def test_reader_that_waits_for_an_elastic_publisher_takes_its_successor(me
             faults.kill(mesh.slice(gpus=0))
             await trio.sleep(1)
             await trainers.publish.call_one(2, weight=whole(2))
+        with trio.fail_after(HANG_SECONDS):
+            assert await pulling.result() == (2, True)
+
+
+@simulate(seeds=1, per_host={"gpus": 2}, supervision=Restart(backoff=Backoff(initial=3, jitter=0)))
+async def test_reader_waits_while_the_only_elastic_publisher_is_restarted(mesh, faults):
+    """Y12: nobody is left only when nobody comes back."""
+    trainers = await mesh.slice(gpus=slice(1)).spawn("trainers", Rank)
+    puller = await mesh.slice(gpus=1).spawn("puller", Puller)
+    weights = elastic_publication(trainers)
+    await trainers.publish.call_one(1, weight=whole(1))
+    assert await puller.pull.call_one(weights, 0) == (1, True)
+    faults.kill(mesh.slice(gpus=0))
+    await trio.sleep(1)
+    async with trio.open_nursery() as nursery:
+        pulling = attempt(nursery, puller.pull.call_one, weights, 0)
+        await trio.sleep(1)
+        assert not pulling.over.is_set()
+        await trainers.publish.call_one(2, weight=whole(2))
         with trio.fail_after(HANG_SECONDS):
             assert await pulling.result() == (2, True)
 

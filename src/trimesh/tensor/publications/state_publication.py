@@ -12,6 +12,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.actors import find_cell
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.proc_mesh import current_view
@@ -342,10 +343,12 @@ class ElasticPublication(Publication):
     async def _ask(self) -> tuple[list[Any], Publication]:
         """Query the current members for their handles."""
         while True:
-            alive: Any = (await current_view(self._mesh)).alive()
+            mesh: Any = await current_view(self._mesh)
+            alive = mesh.alive()
             points = list(alive.points())
             if not points:
-                raise MeshStopped(f"an elastic publication needs a member, but none of {self._mesh.name} is left")
+                await _restarted(mesh)
+                continue
             try:
                 return points, rebuild(await getattr(alive, self._endpoint).call())
             except MeshErrorGroup as group:
@@ -362,6 +365,18 @@ class ElasticPublication(Publication):
 
     def __repr__(self) -> str:
         return f"<publication of the members of {self._mesh!r}>"
+
+
+async def _restarted(mesh: Any) -> None:
+    """Wait until those of a mesh's members that are being restarted have been; none is live.
+
+    Raises:
+        MeshStopped: Still none is.
+    """
+    view = mesh._view
+    await view.membership(current_proc()).settle(view.ranks)
+    if not list(mesh.alive().points()):
+        raise MeshStopped(f"an elastic publication needs a member, but none of {mesh.name} is left")
 
 
 def rebuild_elastic(mesh: Any, endpoint: Any) -> ElasticPublication:
