@@ -18,6 +18,7 @@ The wait graph, and its nodes that can never end (rule C8):
     running call --all of--> the calls, and the full mailboxes, that its tasks wait for
     queued call  --any of--> the calls that hold the slots of its group
     full mailbox --any of--> the calls that hold the slots for which its messages wait
+    wait for a restart --all of--> the calls that spawn the next members
 
 WA-1 A node *can end* when it waits for nothing, or when enough of the nodes it waits for can end. Nodes outside the
      graph can end. All others are *stuck*: the least fixpoint, so every doubt counts against an alarm.
@@ -25,8 +26,9 @@ WA-2 A stuck node stays stuck: the nodes that it waits for would have to end fir
      from outside changes that.
 WA-3 Every stuck node reaches a *knot*: a strongly connected component of stuck nodes that no edge leaves. A knot is a
      deadlock by itself, whatever else is stuck because of it.
-WA-4 The victim is the queued call of a knot with the greatest (call id, caller, process); where no call is queued, the
-     unsent message with the greatest. So all searches of one knot choose the same victim.
+WA-4 The victim is the queued call of a knot, or the call that waits for a restart, with the greatest (call id, caller,
+     process); where there is none, the unsent message with the greatest. So all searches of one knot choose the same
+     victim.
 WA-5 A call is *held* when its caller waits for it, is not being cancelled, and is held itself. A running or queued
      call that is not held will be cancelled, so it can end.
 """

@@ -9,10 +9,10 @@ when *c* arrived. The calls that hold the slots of *c* are part of the deadlock,
 was checked, and the search starts from one of them and reaches all.
 
 Other waits that can be the last edge of a cycle are checked in the same way: a call that arrives during the first half
-of its actor's `lifespan` (the spawn is awaited), a generator whose consumer takes nothing (its slot is awaited), and a
-consumer of the next of several results (each result wakes it, so its wait for the last possible one is new). A message
-without room is checked by its sender. Room is made without a message (`_routing/collector.py`), so the check is
-repeated while the message waits, at growing intervals.
+of its actor's `lifespan` (the spawn is awaited), one that waits for a restart (the new spawn is awaited), a generator
+whose consumer takes nothing (its slot is awaited), and a consumer of the next of several results (each result wakes it,
+so its wait for the last possible one is new). A message without room is checked by its sender. Room is made without a
+message (`_routing/collector.py`), so the check is repeated while the message waits, at growing intervals.
 
 The cost without a deadlock: a flag when a call has to wait, and a check of waiting calls at most every
 `limits.DEADLOCK_SEARCH_SECONDS`, only while calls wait.
@@ -25,7 +25,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -36,11 +37,12 @@ from trimesh._routing.deadlock import Deadlock, Question, Search, answer, stuck_
 from trimesh._runtime.actors.reports import log_line
 from trimesh._runtime.calls.outgoing import Circles, error_of
 from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.tasks.background import effective_deadline
 from trimesh._runtime.wait_graph import LocalWaits
 from trimesh._wire import messages, observed
 from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
-from trimesh.errors import DeadlockError, ProtocolError
-from trimesh.ids import ProcId
+from trimesh.errors import DeadlockError, ProtocolError, set_origin
+from trimesh.ids import MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
@@ -48,9 +50,28 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.values.endpoint_spec import MeshInfo
 
 _UNCOUNTED: Final = -1
 """Instead of `taken_before_it` before the first check of a message without room."""
+
+
+class RestartWait:
+    """A task waits, in the owner of a mesh, until a member has been restarted.
+
+    Attributes:
+        mesh, rank: The member.
+        is_bounded: Whether the task had a deadline when it began to wait.
+        scope: Around the wait.
+        error: Raised when the scope has been cancelled.
+    """
+
+    __slots__ = ("error", "is_bounded", "mesh", "rank", "scope")
+
+    def __init__(self, mesh: MeshId, rank: int, *, is_bounded: bool) -> None:
+        self.mesh, self.rank, self.is_bounded = mesh, rank, is_bounded
+        self.scope = trio.CancelScope()
+        self.error: DeadlockError | None = None
 
 
 class Deadlocks:
@@ -58,6 +79,7 @@ class Deadlocks:
 
     Attributes:
         circles: Calls of this process in a reported cycle that a deadline will break.
+        restarts: Tasks of this process that wait for restarts of its own meshes.
     """
 
     def __init__(self, proc: Proc) -> None:
@@ -67,6 +89,8 @@ class Deadlocks:
         self._early: list[Mailbox] = []
         self._any: dict[AnyWait, None] = {}
         self._unsent: dict[OutgoingCall, int] = {}  # with `taken_before_it` at the last check, or `_UNCOUNTED`
+        self.restarts: dict[trio.lowlevel.Task, RestartWait] = {}
+        self._new_restarts: list[RestartWait] = []
         self._has_moved = False  # the last check found that messages ahead of one of them had been taken
         self._news = trio.Event()
         self._judge = Judge(proc)
@@ -109,6 +133,30 @@ class Deadlocks:
         self._any[wait] = None
         self._news.set()
 
+    @contextmanager
+    def waiting_for_restart(self, info: MeshInfo, rank: int, *, is_request: bool) -> Generator[None]:
+        """Wait in this block until a member has been restarted; schedule a check.
+
+        Args:
+            is_request: Whether the task waits for another process, whose deadline counts, not for itself.
+
+        Raises:
+            DeadlockError: The restart waits for this task, and this wait is the victim.
+        """
+        task = trio.lowlevel.current_task()
+        is_bounded = not is_request and effective_deadline() != math.inf
+        wait = self.restarts[task] = RestartWait(info.mesh, rank, is_bounded=is_bounded)
+        self._new_restarts.append(wait)
+        self._news.set()
+        try:
+            with wait.scope:
+                yield
+        finally:
+            del self.restarts[task]
+        if wait.error is not None:
+            set_origin(wait.error, info.origin(rank))
+            raise wait.error
+
     def unsent(self, call: OutgoingCall) -> None:
         """Schedule checks: a message has to wait for room in a mailbox."""
         self._unsent[call] = _UNCOUNTED
@@ -136,12 +184,13 @@ class Deadlocks:
         groups, self._crowded = self._crowded, []
         mailboxes, self._early = self._early, []
         waits_for_any, self._any = self._any, {}
+        restarts, self._new_restarts = self._new_restarts, []
         for group in groups:
             group.is_watched = False
         for mailbox in mailboxes:
             mailbox.is_watched = False
         stuck = self._stuck()
-        if not (groups or mailboxes or waits_for_any or stuck):
+        if not (groups or mailboxes or waits_for_any or restarts or stuck):
             return ()
         look = LocalWaits(self._proc, self._numbers, bounded=True)
         suspects: dict[NodeRef, None] = {}
@@ -150,6 +199,7 @@ class Deadlocks:
                 suspects[look.ref_of(next(iter(group.running)))] = None
         suspects |= dict.fromkeys(ref for mailbox in mailboxes if (ref := look.spawn_ref(mailbox)) is not None)
         suspects |= dict.fromkeys(ref for wait in waits_for_any if (ref := look.next_ref(wait)) is not None)
+        suspects |= {look.ref_of(call): None for call, wait in look.of_restarts.items() if wait in restarts}
         for call in stuck:
             suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in call.peers() if call.is_unsent_to(peer))
         return self._without_the_free(suspects, look)
@@ -254,6 +304,10 @@ class Deadlocks:
             return
         call = look.find_call(victim)
         assert call is not None
+        if (wait := look.of_restarts.get(call)) is not None:
+            wait.error = error
+            wait.scope.cancel(reason="the restart waits for it")
+            return
         cell = self._proc.cells[call.mesh]
         cell.mailbox.remove(call)
         call.failed(self._proc.values.encode_error(error, cell.origin(call.spec.name)))

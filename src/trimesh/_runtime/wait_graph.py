@@ -21,11 +21,12 @@ from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.coroutines import find_outside_tasks, outside_tasks_in
 from trimesh._runtime.values.endpoint_spec import class_of
 from trimesh._wire.observed import NodeKind, NodeRef, NodeReport, Place
-from trimesh.ids import MeshId
+from trimesh.ids import AGENT, MeshId
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
     from trimesh._runtime.calls.outgoing import AnyWait
+    from trimesh._runtime.deadlocks import RestartWait
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import ItemSender
     from trimesh._runtime.peers.peer import Peer
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 class LocalWaits:
     """Waits of a process at the moment when this is made.
+
+    Attributes:
+        of_restarts: Running calls that wait for a restart under way.
 
     Args:
         numbers: Assigns numbers to nodes without a name.
@@ -58,11 +62,17 @@ class LocalWaits:
                     if call.is_broadcast and call.number:
                         self._of_number[call.number] = call
         self._spawns = dict(self._find_spawns())
+        self._remakers = dict(self._find_remakers())
         for peer in proc.peers():
             for outgoing in _calls_to(peer):
                 self._read(outgoing, peer)
         for wait, refs in self._any.items():
             self._read_any(wait, refs)
+        self.of_restarts: dict[IncomingCall, RestartWait] = {}
+        for task, remaker in self._remakers.items():
+            self._of_waiter[task] += self._of_waiter.get(remaker, ())
+            if (waiting := self.call_of(task)) is not None:
+                self.of_restarts[waiting] = proc.deadlocks.restarts[task]
         for task, refs in self._of_waiter.items():
             call_of_task = self.call_of(task)
             if call_of_task is not None:
@@ -76,12 +86,22 @@ class LocalWaits:
                 if spawn is not None:
                     yield spawn, cell
 
+    def _find_remakers(self) -> Iterator[tuple[trio.lowlevel.Task, trio.lowlevel.Task]]:
+        """Yield the tasks that wait for restarts, each with the task that spawns the member it waits for."""
+        for task, wait in self._proc.deadlocks.restarts.items():
+            owner = self._proc.owners.get(wait.mesh)
+            remaker = None if owner is None else owner.remaker(wait.rank)
+            if remaker is not None and self._counts(wait):
+                yield task, remaker
+
     def _read(self, outgoing: OutgoingCall, peer: Peer) -> None:
         wait = outgoing.any_wait
         task = outgoing.waiter if wait is None else wait.waiting_task
         if task is None:
             return
-        if not self._counts(outgoing if wait is None else wait) and not self._is_bounded_by_spawn(outgoing, task):
+        is_remaker = task in self._remakers.values()  # whatever deadline the block has in which it restarts
+        counts = is_remaker or self._counts(outgoing if wait is None else wait)
+        if not counts and not self._is_bounded_by_spawn(outgoing, task):
             return
         if outgoing.is_unsent_to(peer):
             ref = self.unsent_ref(outgoing, peer)
@@ -95,7 +115,7 @@ class LocalWaits:
         for awaiter in outgoing.awaiters:
             self._of_waiter[awaiter].append(ref)
 
-    def _counts(self, wait: OutgoingCall | AnyWait | ItemSender) -> bool:
+    def _counts(self, wait: OutgoingCall | AnyWait | ItemSender | RestartWait) -> bool:
         return self._bounded or not wait.is_bounded
 
     def _is_bounded_by_spawn(self, outgoing: OutgoingCall, task: trio.lowlevel.Task) -> bool:
@@ -241,7 +261,13 @@ class LocalWaits:
             if (made := self._spawns.get(call)) is not None:
                 place = place_of(made, "lifespan")
             edges = tuple(dict.fromkeys(self.edges_of(call)))
-            return NodeReport(ref, needs_all=True, waits_for=edges, place=place) if edges else None
+            if not edges:
+                return None
+            is_request = call.mesh == AGENT and made is None  # of a call that waits for a replacement
+            can_break = call in self.of_restarts
+            return NodeReport(
+                ref, needs_all=True, waits_for=edges, can_break=can_break, place=None if is_request else place
+            )
         if not group.is_full or call not in group.queue:
             return None
         return NodeReport(ref, needs_all=False, waits_for=self._holders(group), can_break=True, place=place)

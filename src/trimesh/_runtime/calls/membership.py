@@ -11,7 +11,8 @@ serves, or when there will be none.
 MS-1 the incarnation at a rank only grows: older updates are ignored.
 MS-3 ranks are never renumbered or removed: one that has left its mesh is GONE, and calls to it raise
      `MembershipChanged`.
-MS-2 the wait for a member that is being restarted is bounded only by the caller's scope and the end of the mesh.
+MS-2 the wait for a member that is being restarted is bounded only by the caller's scope, the end of the mesh, and a
+     restart that waits for the caller.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from trimesh._runtime.calls.invocation import Err, Ok, Request, invoke
 from trimesh._runtime.peers.deaths import left
 from trimesh._runtime.peers.peer import Peer, Target
 from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
-from trimesh.errors import MeshError, MeshStopped, Origin, place_name
+from trimesh.errors import DeadlockError, MeshError, MeshStopped, Origin, place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
 
@@ -244,26 +245,37 @@ class Membership:
         """Wait until none of `ranks` is being restarted. No checkpoint when none is.
 
         A member that is gone for good is not waited for: a call to it raises its death.
+
+        Raises:
+            DeadlockError: The restart waits for the caller.
         """
         if self.is_owned_here:
-            while self.is_restarting(ranks):
-                await self._changed.wait()
+            while restarting := [rank for rank in ranks if self.standings[rank] is Standing.RESTARTING]:
+                await self._wait_restarted(restarting[0], is_request=False)
         elif self.info.is_healing:
             for rank in ranks:
                 if self.peer(rank).death is not None:
                     await self.ask(rank)
+
+    async def _wait_restarted(self, rank: int, *, is_request: bool) -> None:
+        """Wait, as the owner, until a member is not being restarted."""
+        with self.proc.deadlocks.waiting_for_restart(self.info, rank, is_request=is_request):
+            while self.standings[rank] is Standing.RESTARTING:
+                await self._changed.wait()
 
     async def answer(self, rank: int, incarnation: int) -> Place | None:
         """Return, as the owner, the replacement of an incarnation that ended; wait for it. None for none.
 
         The requester may know of the death before the owner does, so the owner waits for up to
         `limits.REPLACEMENT_SECONDS` to learn of it.
+
+        Raises:
+            DeadlockError: The restart waits for the request.
         """
         with trio.move_on_after(limits.REPLACEMENT_SECONDS):
             while self.standings[rank] is Standing.LIVE and self.members[rank].incarnation <= incarnation:
                 await self._changed.wait()
-        while self.standings[rank] is Standing.RESTARTING:
-            await self._changed.wait()
+        await self._wait_restarted(rank, is_request=True)
         found = self.members[rank]
         if rank in self._left:
             return 0, "", 0, found.incarnation
@@ -303,6 +315,8 @@ class Membership:
             [result] = await invoke(self.proc, [Target(owner, AGENT)], request, fail_fast=False)
         except MeshError:
             return
+        if isinstance(result, Err) and isinstance(result.error, DeadlockError):
+            raise result.error
         place: Place | None = result.value if isinstance(result, Ok) else None
         if place is None:
             if self.members[rank] == known:

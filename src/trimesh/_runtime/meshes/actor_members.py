@@ -24,7 +24,7 @@ from trimesh._runtime.actors.reports import errors_of, is_silent, log_kept_back,
 from trimesh._runtime.calls.invocation import Request, Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.meshes.block import Block
-from trimesh._runtime.meshes.failures import Restarts
+from trimesh._runtime.meshes.failures import Restarts, remaking
 from trimesh._runtime.peers.peer import Peer, Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
@@ -206,6 +206,7 @@ class ActorMembers:
         self._with_processes: set[int] = set()
         self._untold: dict[ProcId, list[Callable[[int], None]]] = {}
         self._remaking: dict[trio.CancelScope, trio.Event] = {}
+        self._remade_by: dict[int, trio.lowlevel.Task] = {}
         self.events = EventHub(self.origin_of, self.proc.journal)
         if isinstance(self.policy, Restart):
             found = units(self.info.whole, proc_ranks)
@@ -504,7 +505,15 @@ class ActorMembers:
     async def bring_up(self, round_: Round) -> None:
         """Remake the actors of a round in their processes."""
         ranks = self._reachable(round_.ranks)
-        await self.remake({rank: self.membership.members[rank] for rank in ranks})
+        with remaking(self._remade_by, ranks):
+            await self.remake({rank: self.membership.members[rank] for rank in ranks})
+
+    def remaker(self, rank: int) -> trio.lowlevel.Task | None:
+        """Return the task that is remaking a member, for deadlock searches."""
+        found = self._remade_by.get(rank)
+        if found is None and self.processes is not None:
+            found = self.processes.remade_by.get(self.proc_ranks[rank])
+        return found
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
         """Escalate a failure that this policy could not heal to the policy of the processes (P1)."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import trio
@@ -30,7 +30,7 @@ from trimesh._runtime.actors.reports import log_kept_back
 from trimesh._runtime.tasks.background import without_consequences
 from trimesh._runtime.values.codec import describe
 from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Round, Supervisor
-from trimesh.context_managers import asynccontextmanager
+from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import (
     HostLost,
     LinkLost,
@@ -345,6 +345,17 @@ class Restarts:
         """Wait until no round is under way; members that it has started by then belong to the mesh."""
         while self._courses:
             await next(iter(self._courses.values())).over.wait()
+
+
+@contextmanager
+def remaking(remade_by: dict[int, trio.lowlevel.Task], ranks: Collection[int]) -> Generator[None]:
+    """Note in a table, while the block runs, that this task is making the members of some ranks again."""
+    remade_by.update(dict.fromkeys(ranks, trio.lowlevel.current_task()))
+    try:
+        yield
+    finally:
+        for rank in ranks:
+            remade_by.pop(rank, None)
 
 
 def _cause(error: Exception) -> Exception:

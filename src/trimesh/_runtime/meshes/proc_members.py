@@ -20,7 +20,7 @@ from trimesh._runtime.calls.invocation import Request, post_nowait
 from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
-from trimesh._runtime.meshes.failures import FailureHandling, Restarts
+from trimesh._runtime.meshes.failures import FailureHandling, Restarts, remaking
 from trimesh._runtime.meshes.launching import Launching
 from trimesh._runtime.meshes.member import Member, discard, force, kill_silent, wait_gone
 from trimesh._runtime.peers.deaths import ReportedLosses
@@ -85,6 +85,7 @@ class ProcMembers:
         stopped: Set once the mesh has been ended for good.
         absent: Ranks that have left the mesh, or have not joined yet.
         replacing: Ranks whose members the user is changing.
+        remade_by: Tasks that are starting next members, by rank.
         fixed_by: Why its size cannot change; empty when it can.
     """
 
@@ -121,6 +122,7 @@ class ProcMembers:
         self._losses = ReportedLosses()
         self.absent: set[int] = set()
         self.replacing: set[int] = set()
+        self.remade_by: dict[int, trio.lowlevel.Task] = {}
         self.fixed_by = ""
         self._changes: Changes | None = None
         self._views: MembershipHub | None = None
@@ -383,9 +385,10 @@ class ProcMembers:
         Raises:
             MeshErrorGroup: Some could not be started.
         """
-        await self.launching.launch_next(ranks, "be restarted")
-        for actors in list(self.actors):
-            await actors.remake_in(ranks)
+        with remaking(self.remade_by, ranks):
+            await self.launching.launch_next(ranks, "be restarted")
+            for actors in list(self.actors):
+                await actors.remake_in(ranks)
         self.tell_started(Restarted, ranks)
 
     def tell_started(self, kind: type[MemberEvent], ranks: Sequence[int]) -> None:
