@@ -345,6 +345,7 @@ def test_work_waits_until_all_tasks_of_trio_are_blocked(run: Run) -> None:
     notes: list[Any] = []
 
     async def work() -> None:
+        notes.append("begun")
         for _ in range(5):
             await trio.sleep(0.001)
         notes.append("blocked")
@@ -353,8 +354,9 @@ def test_work_waits_until_all_tasks_of_trio_are_blocked(run: Run) -> None:
     async def main() -> None:
         async with trimesh.aio.open_trio():
             attempt = Attempt(in_trio(work)())
+            await begun(notes)
             await in_trio(trio.testing.wait_all_tasks_blocked)(0.01)
-            assert notes == ["blocked"]
+            assert notes == ["begun", "blocked"]
             attempt.task.cancel()
             await attempt.over()
 
