@@ -116,6 +116,9 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
+PLAIN, OTHERS = [*OPTIMIZERS][:2], [*OPTIMIZERS][2:]
+
+
 def gpt() -> Any:
     torch.manual_seed(3)
     return GPT(layers=2)
@@ -151,7 +154,7 @@ def trained_here(device: str, make: Callable[..., Any]) -> tuple[list[float], di
 
 @on_each_device
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.stress), 2])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*PLAIN, *(pytest.param(one, marks=pytest.mark.stress) for one in OTHERS)])
 async def test_module_on_a_mesh_trains_as_plain_torch_does(device: str, ranks: int, optimizer: str) -> None:
     """Autograd, clipping and the optimizer, with the batch cut over the ranks."""
     losses, state = trained_here(device, OPTIMIZERS[optimizer])
