@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from tests.conformance.probe import Probe
 
 import trimesh
-from trimesh import DeadlockError, endpoint, limits
+import trimesh.aio
+from trimesh import DeadlockError, Restart, Restarted, endpoint, limits
 
 pytestmark = pytest.mark.real
 
@@ -53,6 +55,44 @@ def test_crossing_calls_of_two_tasks_are_a_deadlock(run):
             assert other == errors.index(error)  # it has asked the one that failed, which is free again
 
     run(main)
+
+
+class Heir(trimesh.aio.Actor):
+    """A replacement begins with the state of the other member, or alone if that waits for it."""
+
+    def __init__(self) -> None:
+        self.state = "new"
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        here = trimesh.context(self)
+        if here.incarnation:
+            try:
+                self.state = "heir of " + await here.actors.slice(gpus=1 - here.point["gpus"]).value.call_one()
+            except DeadlockError:
+                self.state = "alone"
+        yield
+
+    @endpoint
+    async def value(self) -> str:
+        return self.state
+
+
+def test_replacements_in_asyncio_that_call_each_other_are_a_deadlock():
+    """C8, K05."""
+
+    async def main():
+        async with trimesh.aio.spawn_procs({"gpus": 2}, supervision=Restart()) as procs, procs.events() as events:
+            heirs = await procs.spawn("heirs", Heir)
+            await procs.kill([{"gpus": 0}, {"gpus": 1}])
+            restarted = 0
+            async for event in events:
+                restarted += isinstance(event, Restarted)
+                if restarted == 2:
+                    break
+            assert sorted((await heirs.value.call()).values()) == ["alone", "heir of alone"]
+
+    asyncio.run(main())
 
 
 def test_consumer_that_calls_whom_it_takes_from_waits_until_it_is_cancelled(run):
