@@ -75,3 +75,8 @@ def test_interrupt_at_any_step_leaves_nothing(body: Body, stride: int):
 def test_death_at_any_step_is_told_and_leaves_nothing(body: Body, stride: int):
     """X3."""
     assert sweep(body, kill_one, ProcDied, SpawnError, MeshStopped, stride=stride) > 10
+
+
+def test_death_at_any_step_of_items_that_are_tried_again_is_told():
+    """X3, C6: also as the block is left by it while the error of an item arrives that would be tried again."""
+    assert sweep(try_again, kill_one, ProcDied, SpawnError, MeshStopped, stride=1) > 10

@@ -135,6 +135,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._options = options
         self._scope = trio.CancelScope()
         self._is_fed = False
+        self._is_cut = False  # by the scope around the map
         # The feeder is woken for several items at once, as long as each member can have one meanwhile.
         self._refill = max(1, (self._window - len(mesh.ranks)) // 4)
         self._room: trio.Event | None = None  # set when there is room for the feeder's next item
@@ -195,19 +196,20 @@ class ItemMap(Results[tuple[int, R]]):
 
     async def _feed(self) -> None:
         """Read the items one by one; hold the items that wait for a retry."""
-        try:
-            with self._scope:
-                async with trio.open_nursery() as self._retries:
+        with self._scope:
+            async with trio.open_nursery() as self._retries:
+                try:
                     await self._take_all_in()
                     self._is_fed = True
                     self._calls.wake()
                     await trio.sleep_forever()
-        finally:
-            if not self._scope.cancel_called:
-                # The scope around the map was cancelled. A shielded consumer must not wait for ever.
-                error = RemoteCancelled(reason=f"the scope around {self.what}.map() was cancelled")
-                self._lost.append((error, False))
-                self._stop(f"the scope around {self.what}.map() was cancelled")
+                finally:  # before the nursery takes no more retries
+                    if not self._scope.cancel_called:
+                        # The scope around the map was cancelled. A shielded consumer must not wait for ever.
+                        self._is_cut = True
+                        error = RemoteCancelled(reason=f"the scope around {self.what}.map() was cancelled")
+                        self._lost.append((error, False))
+                        self._stop(f"the scope around {self.what}.map() was cancelled")
 
     async def _take_all_in(self) -> None:
         index = 0
@@ -412,9 +414,13 @@ class ItemMap(Results[tuple[int, R]]):
         """Process the next ended call, with `result`; return the value if it is still wanted."""
         self._calls.ended.popleft()
         unit: Unit = call.key
-        if type(result) is Err and not self._calls.is_cancelled and self._would_retry(unit, result.error):
-            self._try_again(call, result.error)
-            return None
+        if type(result) is Err and self._would_retry(unit, result.error):
+            if not self._calls.is_cancelled:
+                self._try_again(call, result.error)
+                return None
+            if self._is_cut:  # a retry might have succeeded
+                self._outstanding -= 1
+                return None
         if type(result) is Ok:
             return self._take_value(unit, result.value)
         self._outstanding -= 1  # the next wait for a result makes room
