@@ -62,14 +62,15 @@ class LocalWaits:
                     if call.is_broadcast and call.number:
                         self._of_number[call.number] = call
         self._spawns = dict(self._find_spawns())
-        self._remakers = dict(self._find_remakers())
+        remakers = dict(self._find_remakers())
+        self._remakers = set(remakers.values())
         for peer in proc.peers():
             for outgoing in _calls_to(peer):
                 self._read(outgoing, peer)
         for wait, refs in self._any.items():
             self._read_any(wait, refs)
         self.of_restarts: dict[IncomingCall, RestartWait] = {}
-        for task, remaker in self._remakers.items():
+        for task, remaker in remakers.items():
             self._of_waiter[task] += self._of_waiter.get(remaker, ())
             if (waiting := self.call_of(task)) is not None:
                 self.of_restarts[waiting] = proc.deadlocks.restarts[task]
@@ -99,7 +100,7 @@ class LocalWaits:
         task = outgoing.waiter if wait is None else wait.waiting_task
         if task is None:
             return
-        is_remaker = task in self._remakers.values()  # whatever deadline the block has in which it restarts
+        is_remaker = task in self._remakers  # whatever deadline the block has in which it restarts
         counts = is_remaker or self._counts(outgoing if wait is None else wait)
         if not counts and not self._is_bounded_by_spawn(outgoing, task):
             return
